@@ -1,0 +1,46 @@
+"""The few kinds of error a user can meet; each message says what was expected, what came, what to do."""
+
+
+class SmoothcertError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+    exit_code = 1
+
+
+class ConfigError(SmoothcertError, ValueError):
+    """A setting is outside its allowed range, misspelt, or contradicts another one."""
+
+    exit_code = 2
+
+
+class InputError(SmoothcertError, ValueError):
+    """An input or label is not what the classifier was declared to take."""
+
+    exit_code = 2
+
+
+class ModelError(SmoothcertError, RuntimeError):
+    """The base classifier breaks the contract that the guarantee rests on."""
+
+    exit_code = 3
+
+
+class ResumeError(SmoothcertError, RuntimeError):
+    """A run on disk is not the one that is being resumed."""
+
+    exit_code = 4
+
+
+class OutputError(SmoothcertError, OSError):
+    """The output cannot be written where it was asked for."""
+
+    exit_code = 6
+
+
+class MissingExtraError(SmoothcertError, ImportError):
+    """An optional dependency is not installed."""
+
+    exit_code = 5
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is needed for this: pip install 'smoothcert[{extra}]'")

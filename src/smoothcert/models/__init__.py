@@ -1,0 +1,1 @@
+"""Base classifiers: the contract they must keep, layers to wrap them in, a few architectures."""

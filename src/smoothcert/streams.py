@@ -1,0 +1,49 @@
+"""Random bits that depend only on (key, input, stage), never on batch size, device or the order of work.
+
+The bits come from Philox, a counter-based generator (Salmon et al. 2011): any place of a stream can be
+reached at once, streams of different inputs and stages have different 128-bit keys, and blocks of one
+stream different counters, so no two of them overlap, whichever process or thread draws them. No global
+random state is read or written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from smoothcert.errors import ConfigError
+
+KEY_BYTES = 32
+
+
+def make_key(seed: int | None) -> bytes:
+    """A run's key: from the operating system, or derived from `seed` to repeat a run."""
+    if seed is None:
+        return secrets.token_bytes(KEY_BYTES)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"Expected `seed` to be a whole number >= 0 or None, got {seed!r}.")
+    return hashlib.sha256(f"smoothcert seed {seed}".encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The bits of one stage of one input under one key."""
+
+    key: bytes
+    input_id: str
+    stage: int
+
+    @property
+    def philox_key(self) -> bytes:
+        """The 128-bit key of this stream's generator."""
+        name = f"{self.input_id}\0{self.stage}".encode()
+        return hashlib.blake2b(name, key=self.key, digest_size=16).digest()
+
+    def words(self, block: int, lane: int, count: int) -> npt.NDArray[np.uint64]:
+        """The first `count` 64-bit words of a lane of a block; a longer request begins with a shorter one."""
+        key, counter = np.frombuffer(self.philox_key, "<u8"), np.array([0, lane, block, 0], np.uint64)
+        return np.asarray(np.random.Philox(key=key, counter=counter).random_raw(count), np.uint64)

@@ -1,0 +1,75 @@
+"""The batch size and memory layout at which a model is fastest, measured once per model and shape."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Hashable
+
+import torch
+from torch import nn
+
+from smoothcert.models.contract import Model, evaluating
+from smoothcert.sampling import Plan, worker_count, worker_pool
+
+_SECONDS = 1.0  # after this, no further candidate is tried
+_LARGEST = 1024
+
+_plans: weakref.WeakKeyDictionary[object, dict[Hashable, Plan]] = weakref.WeakKeyDictionary()
+
+
+def _seconds_per_row(model: Model, batch: torch.Tensor) -> float:
+    """The best of three runs, after one to warm up."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        model(batch.clone(memory_format=torch.preserve_format))
+        if batch.device.type == "cuda":
+            torch.cuda.synchronize(batch.device)
+        return time.perf_counter() - start
+
+    first = once()
+    # A slow model is measured well enough by its first run.
+    repeated = [once() for _ in range(3)] if first < _SECONDS / 10 else []
+    return min([first, *repeated]) / len(batch)
+
+
+def _measure(model: Model, shape: tuple[int, ...], device: torch.device, workers: int) -> Plan:
+    layouts = [False, True] if len(shape) == 3 and isinstance(model, nn.Module) else [False]
+    size, best, found = 8, float("inf"), Plan(8, workers=workers)
+    started = time.perf_counter()
+    with torch.inference_mode(), evaluating(model):
+        while size <= _LARGEST:
+            times = {}
+            for channels_last in layouts:
+                batch = torch.rand(size, *shape, generator=torch.Generator().manual_seed(0)).to(device)
+                if channels_last:
+                    batch = batch.contiguous(memory_format=torch.channels_last)
+                try:
+                    times[channels_last] = _seconds_per_row(model, batch)
+                except (MemoryError, torch.OutOfMemoryError):
+                    return found
+            layout = min(times, key=times.__getitem__)
+            if times[layout] < 0.98 * best:
+                best, found = times[layout], Plan(size, layout, workers)
+            elif times[layout] > 1.2 * best or time.perf_counter() - started > _SECONDS:
+                break
+            if len(layouts) == 2 and size >= 32 and times[layout] < 0.8 * times[not layout]:
+                layouts = [layout]  # decided
+            size *= 2
+    return found
+
+
+def tuned_plan(model: Model, shape: tuple[int, ...], device: torch.device) -> Plan:
+    """The fastest plan found for `model` on inputs of `shape`; measured once in this process, then remembered."""
+    workers = worker_count(model, device)
+    key = (shape, str(device), workers)
+    try:
+        known = _plans.setdefault(model, {})
+    except TypeError:  # cannot be weakly referenced: measured afresh
+        known = {}
+    if key not in known:
+        args = (model, shape, device, workers)
+        # Measured where it will run: in a worker, with a worker's share of the threads.
+        known[key] = worker_pool(workers).submit(_measure, *args).result() if workers > 1 else _measure(*args)
+    return known[key]
