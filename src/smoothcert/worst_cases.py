@@ -17,10 +17,10 @@ Vector = npt.NDArray[np.float64]
 
 
 class LinearClassifier:
-    """f(x) = 1 if wᵀx + b > 0, else 0. Smoothing leaves it as it is: Cohen et al. 2019, Appendix B.
+    """f(x) = 1 if wᵀx + b > 0, else 0. Smoothing leaves it as it is: Cohen et al. 2019, Propositions 3 to 5.
 
-    The first two propositions there: g = f for every σ, and Theorem 1 with the true probabilities gives exactly
-    the distance to the boundary.
+    g = f for every σ, Theorem 1 with the true probabilities gives exactly the distance to the boundary, and one step
+    beyond that the class changes.
     """
 
     def __init__(self, weights: npt.ArrayLike, bias: float) -> None:
@@ -87,7 +87,7 @@ class WorstCase:
 
 
 class RobustEverywhere:
-    """The classifier of Cohen et al. 2019, Appendix B's last proposition: Theorem 1 says τ, the truth is ∞.
+    """The classifier of Cohen et al. 2019, Proposition 6: Theorem 1 says τ, the truth is ∞.
 
     On the real line with σ = 1, class 1 outside [−t, t] and class 0 inside, t = −Φ⁻¹(½Φ(τ)). The smoothed
     classifier is 1 everywhere, yet at 0 its probability is Φ(τ), for which Theorem 1 certifies only τ.

@@ -37,7 +37,7 @@ class AvgPooled(nn.Module):
     """A classifier of small images turned into one of images `factor` times as large: pool, then classify.
 
     Smoothed with factor·σ it predicts what `model` smoothed with σ predicts on the pooled image, and is certified
-    at `factor` times the radius: Cohen et al. 2019, Proposition 4 (the average of factor² independent normals of
+    at `factor` times the radius: Cohen et al. 2019, Proposition 7 (the average of factor² independent normals of
     standard deviation factor·σ has standard deviation σ).
     """
 
