@@ -16,9 +16,10 @@ class ProgressBar:
     """Counts towards `total`; call `advance`. Use as a context manager."""
 
     def __init__(
-        self, description: str, total: int, *, enabled: bool | None = None, patience: float = PATIENCE
+        self, description: str, total: int, *, enabled: bool | None = None, patience: float | None = None
     ) -> None:
-        self._description, self._total, self._done, self._patience = description, total, 0, patience
+        self._description, self._total, self._done = description, total, 0
+        self._patience = PATIENCE if patience is None else patience
         self._enabled = sys.stderr.isatty() if enabled is None else enabled
         self._started = time.monotonic()
         self._bar: Progress | None = None

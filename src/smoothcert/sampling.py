@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -65,6 +66,7 @@ def worker_pool(workers: int) -> ThreadPoolExecutor:
     ready = threading.Barrier(workers + 1)
 
     def start() -> None:
+        torch.get_num_threads()  # a thread's first look at its setting overwrites it: have that behind us
         torch.set_num_threads(max(1, threads // workers))
         ready.wait()
 
@@ -74,6 +76,10 @@ def worker_pool(workers: int) -> ThreadPoolExecutor:
     ready.wait()
     torch.set_num_threads(threads)  # new threads inherit the last setting; this one keeps its own
     return pool
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=worker_pool.cache_clear)  # threads do not survive a fork
 
 
 @contextmanager
@@ -148,7 +154,7 @@ class _Worker:
         """Count one task's votes, in smaller batches where memory demands it: of the same copies."""
         job, done = self.job, 0
         rows = self._fill(task)
-        while done < len(rows):
+        while done < len(rows) and not job.stopped:
             size = min(job.batch_size, len(rows) - done)
             try:
                 output = self._forward(rows[done : done + size])

@@ -93,6 +93,10 @@ class Smoothed:
         self._key = make_key(seed)
         self._checked: dict[tuple[int, ...], int] = {}
 
+    def __repr__(self) -> str:
+        noise = self._noise if isinstance(self._noise, str) else self._noise.name
+        return f"Smoothed({type(self.model).__name__}, sigma={self.sigma:g}, noise={noise!r}, device='{self.device}')"
+
     @property
     def key(self) -> str:
         """The key that all noise derives from, in hexadecimal."""

@@ -9,11 +9,12 @@ from collections.abc import Hashable
 import torch
 from torch import nn
 
-from smoothcert.models.contract import Model, evaluating
+from smoothcert.models.contract import Model, evaluating, is_labels
 from smoothcert.sampling import Plan, worker_count, worker_pool
 
 _SECONDS = 1.0  # after this, no further candidate is tried
 _LARGEST = 1024
+_UNMEASURED = 256
 
 _plans: weakref.WeakKeyDictionary[object, dict[Hashable, Plan]] = weakref.WeakKeyDictionary()
 
@@ -39,6 +40,10 @@ def _measure(model: Model, shape: tuple[int, ...], device: torch.device, workers
     size, best, found = 8, float("inf"), Plan(8, workers=workers)
     started = time.perf_counter()
     with torch.inference_mode(), evaluating(model):
+        if is_labels(model(torch.zeros(1, *shape, device=device))):
+            return Plan(
+                _UNMEASURED, workers=workers
+            )  # perhaps a service that is paid by the call: not to be played with
         while size <= _LARGEST:
             times = {}
             for channels_last in layouts:

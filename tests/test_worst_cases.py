@@ -1,0 +1,148 @@
+"""The theorems' extreme cases as oracles: certificates reach them and never pass them."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest, norm
+
+from smoothcert import FixedN, Predict, Smoothed
+from smoothcert.errors import ConfigError
+from smoothcert.stats.radii import cohen_radius
+from smoothcert.worst_cases import LinearClassifier, RobustEverywhere, WorstCase
+
+RNG = np.random.default_rng(11)
+
+
+def shares(model, x, sigma, n=20_000, classes=3):
+    noisy = torch.from_numpy(x + sigma * RNG.standard_normal((n, x.size)))
+    output = model(noisy)
+    labels = output if output.ndim == 1 else output.argmax(1)
+    return np.bincount(labels.numpy(), minlength=classes) / n
+
+
+def test_the_linear_classifiers_vote_probability_is_what_sampling_finds():
+    f = LinearClassifier([1.0, -2.0, 0.5], 0.3)
+    for x in RNG.standard_normal((5, 3)):
+        observed = round(shares(f, x, 0.7, classes=2)[1] * 20_000)
+        assert binomtest(observed, 20_000, f.vote_probability(x, 0.7)).pvalue > 1e-4
+
+
+def test_theorem_1_with_true_probabilities_gives_the_linear_classifiers_distance():
+    """Proposition 4; within the outward rounding, and never beyond."""
+    for _ in range(200):
+        f = LinearClassifier(RNG.standard_normal(20), RNG.standard_normal())
+        x, sigma = RNG.standard_normal(20), RNG.uniform(0.1, 2)
+        p = f.vote_probability(x, sigma)
+        q = min(p, 1 - p)
+        if q < 1e-12:
+            continue
+        assert cohen_radius(q, sigma=sigma) == pytest.approx(f.exact_radius(x), rel=1e-6, abs=1e-9)
+
+
+def test_one_step_beyond_its_distance_the_linear_classifier_changes():
+    """Proposition 5."""
+    for _ in range(50):
+        f = LinearClassifier(RNG.standard_normal(8), RNG.standard_normal())
+        x = RNG.standard_normal(8)
+        radius = f.exact_radius(x)
+        assert f.label(x + f.nearest_change(x, radius * 0.999)) == f.label(x)
+        assert f.label(x + f.nearest_change(x, radius * 1.001)) != f.label(x)
+        assert np.linalg.norm(f.nearest_change(x, 2.0)) == pytest.approx(2.0)
+
+
+CASES = [(0.9, 0.1), (0.99, 0.01), (0.6, 0.1), (0.5, 0.3), (0.4, 0.35)]
+
+
+@pytest.mark.parametrize(("p_a", "p_b"), CASES)
+def test_the_worst_case_has_the_probabilities_it_was_made_for(p_a, p_b):
+    x, delta = RNG.standard_normal(6), RNG.standard_normal(6)
+    f = WorstCase(x, delta, p_a, p_b, sigma=0.5)
+    assert f.vote_probabilities(0.0) == pytest.approx([p_a, p_b, 1 - p_a - p_b])
+    assert shares(f, x, 0.5) == pytest.approx([p_a, p_b, 1 - p_a - p_b], abs=0.015)
+
+
+@pytest.mark.parametrize(("p_a", "p_b"), CASES)
+def test_the_worst_case_changes_just_outside_the_radius_and_not_inside(p_a, p_b):
+    """Theorem 2: Theorem 1's radius cannot be improved."""
+    sigma = 0.5
+    radius = cohen_radius(1 - p_a, p_b, sigma=sigma)
+    f = WorstCase(np.zeros(4), np.ones(4), p_a, p_b, sigma)
+    inside, outside = f.vote_probabilities(radius * 0.999), f.vote_probabilities(radius * 1.001)
+    assert inside[0] > inside[1]
+    assert outside[0] < outside[1]
+
+
+def test_the_smoothed_worst_case_is_certified_and_changes_beyond_its_true_radius():
+    """Through the sampler: certified inside, another class just outside."""
+    rng = np.random.default_rng(3)
+    x = rng.random(64).astype(np.float32)
+    delta = rng.standard_normal(64)
+    delta /= np.linalg.norm(delta)
+    f = WorstCase(x, delta, 0.9, 0.1, sigma=0.5)
+    g = Smoothed(f, 0.5, 3, noise="gaussian", input_range=None, seed=2)
+    certificate = g.certify(x, FixedN(n=20_000, alpha=0.001))
+    truth = 0.5 * norm.ppf(0.9)
+    assert certificate.label == 0
+    assert 0.9 * truth < certificate.radius <= truth
+    beyond = g.predict(x + delta * truth * 1.1, Predict(n=20_000))
+    assert beyond.label == 1
+    within = g.predict(x + delta * certificate.radius * 0.9, Predict(n=20_000))
+    assert within.label == 0
+
+
+def test_no_step_within_a_certified_radius_changes_a_smoothed_network():
+    """Random and worst-case directions inside R: the prediction is the certified class or None, never another."""
+    from smoothcert.models.architectures import mlp
+
+    torch.random.manual_seed(0)
+    model = mlp(16, 32, classes=4)
+    g = Smoothed(model, 0.5, input_range=None, noise="gaussian", batch_size=1000, seed=4)
+    rng = np.random.default_rng(8)
+    attacked = 0
+    for x in rng.standard_normal((12, 16)).astype(np.float32) * 2:
+        certificate = g.certify(x, FixedN(n=3000, alpha=1e-4))
+        if certificate.label is None:
+            continue
+        point = torch.tensor(x, requires_grad=True)
+        noise = 0.5 * torch.from_numpy(rng.standard_normal((500, 16))).float()
+        loss = -model(point + noise).log_softmax(1)[:, certificate.label].mean()
+        (gradient,) = torch.autograd.grad(loss, point)
+        for direction in (gradient.numpy(), rng.standard_normal(16)):
+            step = direction / np.linalg.norm(direction) * certificate.radius * 0.99
+            assert g.predict(x + step.astype(np.float32), Predict(n=3000, alpha=1e-4)).label in (
+                certificate.label,
+                None,
+            )
+            attacked += 1
+    assert attacked >= 10
+
+
+@pytest.mark.parametrize("tau", [0.01, 0.5, 2.0])
+def test_a_classifier_robust_everywhere_is_certified_only_up_to_tau(tau):
+    """Proposition 6."""
+    f = RobustEverywhere(tau)
+    assert min(f.vote_probability(x) for x in np.linspace(-30, 30, 2001)) > 0.5
+    assert cohen_radius(1 - f.vote_probability(0.0), sigma=1.0) == pytest.approx(tau, rel=1e-6)
+    assert shares(f, np.zeros(1), 1.0, classes=2)[1] == pytest.approx(norm.cdf(tau), abs=0.015)
+
+
+def test_sampling_certifies_that_classifier_up_to_tau_at_most():
+    g = Smoothed(RobustEverywhere(1.0), 1.0, 2, noise="gaussian", input_range=None, seed=3)
+    certificate = g.certify(np.zeros(1), FixedN(n=50_000))
+    assert certificate.label == 1
+    assert 0.95 < certificate.radius <= 1.0
+    assert g.predict(np.array([40.0]), Predict(n=1000)).label == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LinearClassifier([0.0, 0.0], 1.0),
+        lambda: WorstCase([0.0], [1.0], 0.7, 0.4, 1.0),
+        lambda: WorstCase([0.0], [1.0], 0.2, 0.3, 1.0),
+        lambda: RobustEverywhere(0.0),
+    ],
+)
+def test_cases_that_do_not_exist_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
