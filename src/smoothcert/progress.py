@@ -37,7 +37,7 @@ class ProgressBar:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=Console(stderr=True, force_terminal=True),  # asked for, or known to be one
                 transient=True,
             )
             self._bar.add_task(self._description, total=self._total)
