@@ -13,6 +13,8 @@ from smoothcert.checks import MAX_DRAWS
 from smoothcert.errors import ConfigError
 
 Floats = float | npt.NDArray[np.float64]
+Array = npt.NDArray[np.float64]
+Beta = Callable[[Array, Array, Array], Any]
 
 OUTWARD = 1 + 1e-9
 """Every bound is moved outward by this factor, above the error of SciPy's inverse in the tested range."""
@@ -29,22 +31,27 @@ def _check(k: npt.ArrayLike, n: npt.ArrayLike, alpha: npt.ArrayLike) -> tuple[np
     return ks.astype(np.float64), ns.astype(np.float64), alphas
 
 
-def _pushed(
-    inverse: npt.ArrayLike,
-    outward: float,
-    tail: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.floating[Any]]],
-    alphas: npt.NDArray[np.float64],
-) -> npt.NDArray[np.float64]:
-    """Move a bound outward until its tail probability is at most alpha: the inverse's own word is not trusted."""
-    p = np.asarray(inverse, np.float64) * outward
-    step = outward
-    for _ in range(40):
-        wrong = ~(tail(p) <= alphas)
-        if not wrong.any():
-            break
-        step = step * step
-        p = np.where(wrong, p * step, p)
+def _solved(inverse: Beta, tail: Beta, a: Array, b: Array, alphas: Array, *, outward: float) -> npt.NDArray[np.float64]:
+    """The p at which tail(a, b, p) = alpha, moved outward so that the tail is at most alpha.
+
+    SciPy's inverse is not taken at its word: it is NaN for alphas around 1e-300 and up to 30 % off where a or b is
+    1000. Where the tail just inside or outside its answer disagrees, the equation is solved again by halving.
+    """
+    p = np.array(inverse(a, b, alphas) * outward, np.float64)
+    good = (tail(a, b, np.minimum(p, 1.0)) <= alphas) & (tail(a, b, np.minimum(p / outward**100, 1.0)) > alphas)
+    if not good.all():
+        p[~good] = _halved(tail, a[~good], b[~good], alphas[~good], safe=float(outward > 1)) * outward
     return p
+
+
+def _halved(tail: Beta, a: Array, b: Array, alphas: Array, *, safe: float) -> npt.NDArray[np.float64]:
+    """The last p that halving finds between `safe`, where the tail is 0, and the other end of [0, 1]."""
+    good, bad = np.full(a.shape, safe), np.full(a.shape, 1 - safe)
+    for _ in range(200):
+        middle = (good + bad) / 2
+        holds = tail(a, b, middle) <= alphas
+        good, bad = np.where(holds, middle, good), np.where(holds, bad, middle)
+    return good
 
 
 def clopper_pearson_upper(k: npt.ArrayLike, n: npt.ArrayLike, alpha: npt.ArrayLike) -> Floats:
@@ -59,7 +66,7 @@ def clopper_pearson_upper(k: npt.ArrayLike, n: npt.ArrayLike, alpha: npt.ArrayLi
     ks, ns, alphas = _check(k, n, alpha)
     inner = (ks > 0) & (ks < ns)
     a, b = np.where(inner, ks + 1, 1.0), np.where(inner, ns - ks, 1.0)
-    solved = _pushed(betainccinv(a, b, alphas), OUTWARD, lambda p: betaincc(a, b, np.minimum(p, 1.0)), alphas)
+    solved = _solved(betainccinv, betaincc, a, b, alphas, outward=OUTWARD)
     none = -np.expm1(np.log(alphas) / ns) * OUTWARD
     bound = np.minimum(np.where(ks == 0, none, np.where(ks == ns, 1.0, solved)), 1.0)
     return bound if bound.ndim else float(bound)
@@ -77,7 +84,7 @@ def clopper_pearson_lower(k: npt.ArrayLike, n: npt.ArrayLike, alpha: npt.ArrayLi
     ks, ns, alphas = _check(k, n, alpha)
     inner = (ks > 0) & (ks < ns)
     a, b = np.where(inner, ks, 1.0), np.where(inner, ns - ks + 1, 1.0)
-    small = _pushed(betaincinv(a, b, alphas), 1 / OUTWARD, lambda p: betainc(a, b, p), alphas)
+    small = _solved(betaincinv, betainc, a, b, alphas, outward=1 / OUTWARD)
     # Above 1/2 the digits are in 1 − p, so that side is moved outward there.
     large = np.nextafter(1 - np.asarray(clopper_pearson_upper(np.asarray(n) - np.asarray(k), n, alpha)), -1)
     bound = np.maximum(np.where(ks == 0, 0.0, np.where(2 * ks > ns, large, small)), 0.0)
