@@ -17,8 +17,8 @@ SHARED = Path(__file__).parents[2] / ".." / "shared"
 COUNTS = SHARED / "data" / "published" / "cohen_resnet110_cifar10_counts_test.npz"
 N, ALPHA, RADII = 100_000, 0.001, np.arange(0, 1.51, 0.25)
 
-# Cohen et al. 2019, table of CIFAR-10, in percent. Their published log holds every 20th image; at σ = 1, r = 1.5 those 500
-# give 14 and all 10,000 give 13.2, so that one cell is left out.
+# Cohen et al. 2019, table of CIFAR-10, in percent. Their published log holds every 20th image; at σ = 1, r = 1.5 those
+# 500 give 14 and all 10,000 give 13.2, so that one cell is left out.
 PAPER = {
     "0.12": [83, 60],
     "0.25": [77, 61, 42, 25],

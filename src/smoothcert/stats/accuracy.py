@@ -96,7 +96,7 @@ def floor_percent(fraction: float, digits: int = 1) -> str:
     >>> floor_percent(0.29), floor_percent(2 / 3)
     ('29.0', '66.6')
     """
-    # 29/100·1000 is a hair below 290 in floating point; fractions of fewer than a million million inputs that are
+    # 29/100·1000 is a hair below 290 in floating point; fractions of fewer than a thousand million inputs that are
     # truly below a step are further away from it than this.
     steps = math.floor(_scaled(fraction, digits) * (1 + 1e-14))
     return f"{steps / 10**digits:.{digits}f}"
