@@ -32,11 +32,13 @@ Array32 = npt.NDArray[np.float32]
 Array64 = npt.NDArray[np.int64]
 
 _BLOCK_VALUES = 2**18  # large enough to dwarf the cost of a call, small enough for a core's cache
+_BLOCK_ROWS = 2**10  # and of small inputs not so many that workers could not share a request
 
 
 def rows_per_block(size: int) -> int:
     """How many noisy copies of an input of `size` values make one block: a power of two."""
-    return 1 << max(0, (_BLOCK_VALUES // max(size, 1)).bit_length() - 1)
+    rows = min(_BLOCK_VALUES // max(size, 1), _BLOCK_ROWS)
+    return 1 << max(0, rows.bit_length() - 1)
 
 
 @dataclass(frozen=True)

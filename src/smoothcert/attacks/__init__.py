@@ -1,0 +1,1 @@
+"""Attacks: how small a change of the input is known to change the answer. They bound robustness from above."""

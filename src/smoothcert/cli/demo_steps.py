@@ -1,0 +1,178 @@
+"""The steps of the demo, apart from its settings and its words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from smoothcert.attacks.deepfool import deepfool
+from smoothcert.data.dataset import ImageData
+from smoothcert.data.digits import load_digits
+from smoothcert.models.architectures import small_cnn
+from smoothcert.progress import ProgressBar
+from smoothcert.records import Certificate
+from smoothcert.report.figures import certified_accuracy_figure, noise_panel, require_matplotlib, save_figure
+from smoothcert.report.files import prepare_folder, replacing
+from smoothcert.smoothed import Smoothed
+from smoothcert.stats.accuracy import are_correct, average_certified_radius
+from smoothcert.stats.procedures import FixedN
+from smoothcert.training.loop import seeded, train
+
+CERTIFICATES, NOISE = "certificates.jsonl", "noise.png"
+CURVES = ("certified-accuracy.png", "certified-accuracy.svg")
+_TRAIN_BATCH, _LEARNING_RATE = 64, 0.1
+# Fixed rather than measured, so that repeating the demo repeats the rounding of every score too.
+_CERTIFY_BATCH = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Certified:
+    """The certificates of some test images at one noise level, and whether each class is the true one."""
+
+    sigma: float
+    indices: npt.NDArray[np.int64]
+    truths: npt.NDArray[np.int64]
+    certificates: list[Certificate]
+
+    @property
+    def radii(self) -> npt.NDArray[np.float64]:
+        """The radius of each certificate, 0 for abstentions."""
+        return np.array([c.radius for c in self.certificates])
+
+    @property
+    def correct(self) -> npt.NDArray[np.bool_]:
+        """Where the certified class is the true one."""
+        return are_correct([c.label for c in self.certificates], self.truths)
+
+    @property
+    def average_radius(self) -> float:
+        """The average certified radius."""
+        return average_certified_radius(self.radii, self.correct)
+
+    def typical_correct(self) -> int | None:
+        """The place of the correct certificate with the middle radius; None if there is none."""
+        places = sorted(np.flatnonzero(self.correct), key=lambda place: self.radii[place])
+        return int(places[len(places) // 2]) if places else None
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """The size of the perturbation that fooled the undefended network on each test image."""
+
+    norms: npt.NDArray[np.float64]
+
+
+def weights_name(sigma: float) -> str:
+    """The weights file of the network trained at `sigma`."""
+    return f"model-sigma-{sigma:g}.safetensors" if sigma else "model-undefended.safetensors"
+
+
+def prepare(folder: Path, sigmas: Sequence[float]) -> tuple[ImageData, ImageData]:
+    """Training and test images. Fails now, before any training, if an extra is missing or nothing can be written."""
+    require_matplotlib()
+    data = load_digits()
+    prepare_folder(folder, [CERTIFICATES, NOISE, *CURVES, *(weights_name(sigma) for sigma in (0.0, *sigmas))])
+    return data
+
+
+def _tensors(data: ImageData) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(data.images).float() / 255, torch.from_numpy(data.labels)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Networks this small are trained faster by one thread than by several that wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def train_models(data: ImageData, sigmas: Sequence[float], epochs: int, seed: int) -> dict[float, nn.Module]:
+    """One network per noise level, all from the same initial weights."""
+    images, labels = _tensors(data)
+    models = {}
+    with _one_thread(), ProgressBar("training", len(sigmas) * epochs) as bar:
+        for sigma in sigmas:
+            models[sigma] = train(
+                seeded(small_cnn, seed),
+                images,
+                labels,
+                sigma=sigma,
+                epochs=epochs,
+                batch_size=_TRAIN_BATCH,
+                learning_rate=_LEARNING_RATE,
+                seed=seed,
+                on_epoch=lambda _epoch, loss, sigma=sigma: bar.advance(1, f"training, σ = {sigma:g}, loss {loss:.3f}"),
+            )
+    return models
+
+
+def certify(
+    model: nn.Module,
+    data: ImageData,
+    indices: npt.NDArray[np.int64],
+    sigma: float,
+    procedure: FixedN,
+    seed: int,
+) -> Certified:
+    """Certify the chosen images by the paper's procedure; the noise depends on seed, index and stage only."""
+    smoothed = Smoothed(model, sigma, len(data.classes), seed=seed, batch_size=_CERTIFY_BATCH, progress=False)
+    certificates = []
+    with ProgressBar(f"certifying, σ = {sigma:g}", len(indices)) as bar:
+        for index in indices.tolist():
+            certificates.append(smoothed.certify(data.images[index], procedure, index=index))
+            bar.advance()
+    return Certified(sigma, indices, data.labels[indices], certificates)
+
+
+def attack(model: nn.Module, data: ImageData, indices: npt.NDArray[np.int64]) -> Attacked:
+    """Attack the undefended network on the same images."""
+    images, labels = _tensors(data)
+    with _one_thread():
+        return Attacked(deepfool(model, images[indices], labels[indices]).norms.numpy())
+
+
+def write_all(
+    folder: Path,
+    models: Mapping[float, nn.Module],
+    certified: Sequence[Certified],
+    attacked: Attacked,
+    panel: npt.NDArray[np.uint8],
+    seed: int,
+) -> list[tuple[Path, str]]:
+    """Write figures, certificates and weights; return what is where."""
+    figure = certified_accuracy_figure({c.sigma: (c.radii, c.correct) for c in certified}, attacked.norms)
+    for name in CURVES:
+        save_figure(figure, folder / name)
+    save_figure(noise_panel(panel, [c.sigma for c in certified], seed=seed), folder / NOISE)
+    _write_certificates(folder / CERTIFICATES, certified)
+    for sigma, model in models.items():
+        with replacing(folder / weights_name(sigma)) as partial:
+            partial.write_bytes(save(model.state_dict()))
+    return [
+        (folder / CURVES[0], "the table as curves (and .svg)"),
+        (folder / NOISE, "what the networks see"),
+        (folder / CERTIFICATES, "every certificate with its votes"),
+        (folder / "model-*.safetensors", "the trained weights"),
+    ]
+
+
+def _write_certificates(path: Path, certified: Sequence[Certified]) -> None:
+    """One JSON object per line: index and true label first, then the certificate as `to_dict` gives it."""
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
+        for group in certified:
+            for index, truth, certificate in zip(group.indices, group.truths, group.certificates, strict=True):
+                row = {"index": int(index), "true_label": int(truth), **certificate.to_dict()}
+                file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,1 @@
+"""What a run's numbers look like: tables, figures, files."""
