@@ -8,34 +8,27 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Philox4x64 with ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): the words of
-   LANES consecutive counters, whose multiplications the processor overlaps. */
-enum { LANES = 4 };
-
+/* Philox4x64 with ten rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). */
 static inline uint64_t multiply(uint64_t a, uint64_t b, uint64_t *high) {
     unsigned __int128 product = (unsigned __int128)a * b;
     *high = (uint64_t)(product >> 64);
     return (uint64_t)product;
 }
 
-static void philox(uint64_t counter, uint64_t lane, uint64_t block, const uint64_t key[2], uint64_t *words) {
-    uint64_t c[4][LANES], k0 = key[0], k1 = key[1];
-    for (int i = 0; i < LANES; i++) c[0][i] = counter + (uint64_t)i, c[1][i] = lane, c[2][i] = block, c[3][i] = 0;
+static inline void philox(uint64_t counter, uint64_t lane, uint64_t block, const uint64_t key[2], uint64_t words[4]) {
+    uint64_t c0 = counter, c1 = lane, c2 = block, c3 = 0, k0 = key[0], k1 = key[1];
     for (int round = 0; round < 10; round++) {
-        for (int i = 0; i < LANES; i++) {
-            uint64_t high0, high1;
-            uint64_t low0 = multiply(UINT64_C(0xD2E7470EE14C6C93), c[0][i], &high0);
-            uint64_t low1 = multiply(UINT64_C(0xCA5A826395121157), c[2][i], &high1);
-            c[0][i] = high1 ^ c[1][i] ^ k0;
-            c[1][i] = low1;
-            c[2][i] = high0 ^ c[3][i] ^ k1;
-            c[3][i] = low0;
-        }
+        uint64_t high0, high1;
+        uint64_t low0 = multiply(UINT64_C(0xD2E7470EE14C6C93), c0, &high0);
+        uint64_t low1 = multiply(UINT64_C(0xCA5A826395121157), c2, &high1);
+        c0 = high1 ^ c1 ^ k0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
         k0 += UINT64_C(0x9E3779B97F4A7C15);
         k1 += UINT64_C(0xBB67AE8584CAA73B);
     }
-    for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < 4; j++) words[4 * i + j] = c[j][i];
+    words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
 typedef struct {
@@ -58,19 +51,19 @@ static float refine(const table *t, uint32_t cell, int64_t extra) {
     return (float)(mirrored ? -value : value);
 }
 
-enum { CHUNK = 1024, STEP = 4 * LANES }; /* values at a time; words of one call of philox */
+enum { CHUNK = 1024 }; /* values at a time: what they need fits the fastest cache */
 
 static void fill(float *out, Py_ssize_t rows, Py_ssize_t size, const float *centre, float levels, const table *t,
                  const uint64_t key[2], uint64_t block) {
     /* numpy's Philox steps its counter before it draws, so a stream begins at counter 1. */
-    uint64_t counter = 1, extra_counter = 1, words[CHUNK / 4], extra[STEP];
+    uint64_t counter = 1, extra_counter = 1, words[CHUNK / 4], extra[4];
     uint16_t cells[CHUNK], ambiguous[CHUNK];
     float values[CHUNK];
-    int extra_used = STEP;
+    int extra_used = 4;
     Py_ssize_t total = rows * size, column = 0;
     for (Py_ssize_t done = 0; done < total; done += CHUNK) {
         Py_ssize_t count = total - done < CHUNK ? total - done : CHUNK;
-        for (int i = 0; i < CHUNK / 4; i += STEP, counter += LANES) philox(counter, 0, block, key, words + i);
+        for (int i = 0; i < CHUNK / 4; i += 4) philox(counter++, 0, block, key, words + i);
         memcpy(cells, words, sizeof words);
         Py_ssize_t unsure = 0;
         for (Py_ssize_t i = 0; i < count; i++) {
@@ -79,9 +72,8 @@ static void fill(float *out, Py_ssize_t rows, Py_ssize_t size, const float *cent
             unsure += values[i] != values[i];
         }
         for (Py_ssize_t i = 0; i < unsure; i++) {
-            if (extra_used == STEP) {
-                philox(extra_counter, 1, block, key, extra);
-                extra_counter += LANES;
+            if (extra_used == 4) {
+                philox(extra_counter++, 1, block, key, extra);
                 extra_used = 0;
             }
             values[ambiguous[i]] = refine(t, cells[ambiguous[i]], (int64_t)(extra[extra_used++] >> 1));

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from smoothcert.models.contract import Model, evaluating, is_labels
-from smoothcert.sampling import Plan, worker_count, worker_pool
+from smoothcert.sampling import Plan, Tally, worker_count, worker_pool
 
 _SECONDS = 1.0  # after this, no further candidate is tried
 _LARGEST = 1024
@@ -19,12 +19,12 @@ _UNMEASURED = 256
 _plans: weakref.WeakKeyDictionary[object, dict[Hashable, Plan]] = weakref.WeakKeyDictionary()
 
 
-def _seconds_per_row(model: Model, batch: torch.Tensor) -> float:
-    """The best of three runs, after one to warm up."""
+def _seconds_per_row(model: Model, batch: torch.Tensor, tally: Tally) -> float:
+    """The best of three rounds of classifying and counting, after one to warm up."""
 
     def once() -> float:
         start = time.perf_counter()
-        model(batch.clone(memory_format=torch.preserve_format))
+        tally.add(model(batch.clone(memory_format=torch.preserve_format)))
         if batch.device.type == "cuda":
             torch.cuda.synchronize(batch.device)
         return time.perf_counter() - start
@@ -40,10 +40,12 @@ def _measure(model: Model, shape: tuple[int, ...], device: torch.device, workers
     size, best, found = 8, float("inf"), Plan(8, workers=workers)
     started = time.perf_counter()
     with torch.inference_mode(), evaluating(model):
-        if is_labels(model(torch.zeros(1, *shape, device=device))):
+        output = model(torch.zeros(1, *shape, device=device))
+        if is_labels(output):
             return Plan(
                 _UNMEASURED, workers=workers
             )  # perhaps a service that is paid by the call: not to be played with
+        tally = Tally(output.shape[1], device)
         while size <= _LARGEST:
             times = {}
             for channels_last in layouts:
@@ -51,7 +53,7 @@ def _measure(model: Model, shape: tuple[int, ...], device: torch.device, workers
                 if channels_last:
                     batch = batch.contiguous(memory_format=torch.channels_last)
                 try:
-                    times[channels_last] = _seconds_per_row(model, batch)
+                    times[channels_last] = _seconds_per_row(model, batch, tally)
                 except (MemoryError, torch.OutOfMemoryError):
                     return found
             layout = min(times, key=times.__getitem__)

@@ -211,3 +211,15 @@ def test_without_a_correct_certificate_there_is_no_example_and_the_demo_says_so(
     monkeypatch.setattr(demo_steps, "certify", lambda *_: nothing)
     assert main(["demo", "--out", str(tmp_path), *TINY]) == 0
     assert "No image was certified with its true class" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_with_its_own_settings_each_noise_level_is_best_somewhere(tmp_path, capsys):
+    assert main(["demo", "--out", str(tmp_path / "out")]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("σ")]
+    assert len(rows) == 3
+    assert all("*" in row for row in rows)
+    claims = certificates(tmp_path / "out")
+    assert len(claims) == 300
+    right = [certificate.label == label for _, label, certificate in claims]
+    assert sum(right) > 270
