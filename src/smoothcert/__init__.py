@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from smoothcert.noise import GaussianNoise, GridGaussianNoise
     from smoothcert.records import Bounds, Certificate, Prediction, Votes
     from smoothcert.smoothed import Smoothed
-    from smoothcert.stats.procedures import FixedN, Predict
+    from smoothcert.stats.grid import Grid
+    from smoothcert.stats.planned import Planned
+    from smoothcert.stats.procedures import FixedN, Predict, SequentialPredict
     from smoothcert.stats.radii import draws_for, max_radius
 
 __version__ = "0.1.0"
@@ -25,11 +27,14 @@ _HOMES = {
     "Certificate": "records",
     "FixedN": "stats.procedures",
     "GaussianNoise": "noise",
+    "Grid": "stats.grid",
     "GridGaussianNoise": "noise",
     "Normalize": "models.layers",
+    "Planned": "stats.planned",
     "Predict": "stats.procedures",
     "Prediction": "records",
     "Resized": "models.layers",
+    "SequentialPredict": "stats.procedures",
     "Smoothed": "smoothed",
     "Votes": "records",
     "draws_for": "stats.radii",
@@ -42,11 +47,14 @@ __all__ = [
     "Certificate",
     "FixedN",
     "GaussianNoise",
+    "Grid",
     "GridGaussianNoise",
     "Normalize",
+    "Planned",
     "Predict",
     "Prediction",
     "Resized",
+    "SequentialPredict",
     "Smoothed",
     "Votes",
     "draws_for",

@@ -7,6 +7,7 @@ for most of the time, so that threads can make noise side by side.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class Noise(ABC):
         """The L2 radius that the bounds entitle to, 0.0 for none: Cohen et al. 2019, Theorem 1."""
         if bounds.label is None:
             return 0.0
+        if bounds.separation is not None:
+            return math.nextafter(self.sigma * bounds.separation, 0.0)
         return float(cohen_radius(bounds.q_a_upper, bounds.p_b_upper, sigma=self.sigma))
 
 

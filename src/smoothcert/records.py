@@ -57,13 +57,17 @@ class Bounds:
     """What a certification procedure concludes about one input.
 
     `q_a_upper` bounds 1 − p_A from above and `p_b_upper` every rival's probability; the failure side is
-    stored because 1 − q loses the digits that large radii are made of. `label` is None when the procedure
-    has no class to claim.
+    stored because 1 − q loses the digits that large radii are made of. A procedure that bounds only how far apart
+    the two lie gives `separation` instead: ½(Φ⁻¹(p_A) − Φ⁻¹(p_B)) is at least that, for every rival B. `label` is
+    None when the procedure has no class to claim. `reason` tells why it stopped: "claimed" (all it was asked for),
+    "futile" (more draws would not have been worth it) or "budget" (it drew what it was allowed to).
     """
 
     label: int | None
     q_a_upper: float = 1.0
     p_b_upper: float = 1.0
+    separation: float | None = None
+    reason: str = "budget"
 
     @property
     def p_a_lower(self) -> float:
@@ -73,10 +77,11 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a prediction procedure concludes: a class, or None to abstain, and the test's p-value."""
+    """What a prediction procedure concludes: a class, or None to abstain, the test's p-value and why it stopped."""
 
     label: int | None
     p_value: float
+    reason: str = "budget"
 
 
 def floor_decimal(value: float, digits: int = 3) -> str:
@@ -95,6 +100,13 @@ def floor_float32(value: float) -> np.float32:
     """The largest float32 that does not exceed `value`."""
     nearest = np.float32(value)
     return nearest if float(nearest) <= value else np.nextafter(nearest, np.float32(-np.inf))
+
+
+_REASONS = {
+    "claimed": "claimed all it was asked for",
+    "futile": "futile to go on",
+    "budget": "budget drawn",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +150,15 @@ class _Result:
             ("smoothing", f"{self.noise} noise, σ = {self.sigma:g}"),
             ("failure probability", f"at most α = {self.alpha:g}"),
             ("procedure", str(self.procedure["name"])),
-            ("draws", " + ".join(f"{stage.n:,}" for stage in self.stages)),
+            ("stopped", _REASONS.get(self._reason(), self._reason())),
+            ("draws", _summands(self.stages)),
             *invalid,
         ]
 
     def _headline(self) -> str:
+        raise NotImplementedError
+
+    def _reason(self) -> str:
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -151,6 +167,13 @@ class _Result:
     def _repr_html_(self) -> str:
         cells = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in self._rows())
         return f"<table><caption>{escape(self._headline())}</caption>{cells}</table>"
+
+
+def _summands(stages: tuple[Votes, ...]) -> str:
+    """The draws of every stage, or only their sum where that would be a long list."""
+    if len(stages) <= 3:
+        return " + ".join(f"{stage.n:,}" for stage in stages)
+    return f"{sum(stage.n for stage in stages):,} in {len(stages)} stages"
 
 
 def _stages(values: Iterable[Mapping[str, Any]]) -> tuple[Votes, ...]:
@@ -173,6 +196,9 @@ class Certificate(_Result):
         """Read back what `to_dict` wrote."""
         return cls(**{**values, "bounds": Bounds(**values["bounds"]), "stages": _stages(values["stages"])})
 
+    def _reason(self) -> str:
+        return self.bounds.reason
+
     def _headline(self) -> str:
         if self.label is None:
             return "abstains, nothing certified"
@@ -187,11 +213,15 @@ class Prediction(_Result):
     """
 
     p_value: float
+    reason: str = "budget"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Prediction:
         """Read back what `to_dict` wrote."""
         return cls(**{**values, "stages": _stages(values["stages"])})
+
+    def _reason(self) -> str:
+        return self.reason
 
     def _headline(self) -> str:
         return "abstains" if self.label is None else f"class {self.label}"

@@ -6,11 +6,14 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +29,7 @@ from smoothcert.streams import Stream
 log = logging.getLogger("smoothcert")
 
 _MAX_WORKERS = 4  # more than that and Python's global lock is what they wait for
+_BLOCKS_PER_TASK = 2  # a block that crosses the line between tasks is made for both: so lines are not too close
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,16 @@ class Plan:
     batch_size: int
     channels_last: bool = False
     workers: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A wish for the votes of the first `n` copies that `noise` makes of `x` [*D] from `stream`."""
+
+    noise: Noise
+    x: npt.NDArray[np.float32]
+    n: int
+    stream: Stream
 
 
 def pick_device(model: Model, device: str | torch.device | None) -> torch.device:
@@ -102,32 +116,40 @@ def preserved_random_state(*, enabled: bool = True) -> Iterator[None]:
 
 
 class Tally:
-    """Votes so far, kept on the model's device so that no batch waits for the host."""
+    """Votes so far on each of some requests, kept on the model's device so that no batch waits for the host."""
 
-    def __init__(self, num_classes: int, device: torch.device) -> None:
-        # One place per class, then: no class, label out of range, ties.
-        self._places = torch.zeros(num_classes + 3, dtype=torch.int64, device=device)
-        self._classes = num_classes
+    def __init__(self, num_classes: int, device: torch.device, requests: int = 1) -> None:
+        # For each request one place per class, then: no class, label out of range, ties.
+        self._places = torch.zeros(requests * (num_classes + 3), dtype=torch.int64, device=device)
+        self._classes, self._width = num_classes, num_classes + 3
 
-    def add(self, output: Tensor) -> None:
-        """Count a batch of scores [B, K] or labels [B]."""
+    def add(self, output: Tensor, owners: Tensor | None = None) -> None:
+        """Count a batch of scores [B, K] or labels [B] for the requests numbered `owners` [B], by default the first."""
+        start = 0 if owners is None else owners * self._width
         if is_labels(output):
             labels = output.long()
-            none, outside = labels < 0, labels >= self._classes
+            none = labels < 0
         else:
             best = output.amax(dim=1)  # NaN if any score of the row is
             labels = output.argmax(dim=1)  # the first of several equal ones, on every device
-            none, outside = best.isnan(), torch.zeros_like(labels, dtype=torch.bool)
-            self._places[-1] += ((output == best[:, None]).sum(dim=1) > 1).sum()
-        labels = labels.masked_fill(none, self._classes).masked_fill(outside, self._classes + 1)
-        self._places.scatter_add_(0, labels, torch.ones_like(labels))
+            none = best.isnan()
+            tied = ((output == best[:, None]).sum(dim=1) > 1).long()
+            self._places.scatter_add_(0, torch.full_like(labels, self._width - 1) + start, tied)
+        outside = labels >= self._classes
+        places = labels.masked_fill(none, self._classes).masked_fill(outside, self._classes + 1)
+        self._places.scatter_add_(0, places + start, torch.ones_like(labels))
 
-    def votes(self) -> Votes:
-        """What was counted; ModelError if a label was out of range."""
-        *counts, invalid, outside, ties = self._places.tolist()
-        if outside:
-            raise ModelError(f"Expected labels below num_classes={self._classes}, got {outside} larger ones.")
-        return Votes.of(counts, invalid, ties)
+    def join(self, other: Tally) -> None:
+        """Take over what another worker counted for the same requests."""
+        self._places += other._places
+
+    def votes(self) -> list[Votes]:
+        """What was counted, request by request; ModelError if a label was out of range."""
+        rows = self._places.view(-1, self._width)
+        too_large = int(rows[:, -2].sum())
+        if too_large:
+            raise ModelError(f"Expected labels below num_classes={self._classes}, got {too_large} larger ones.")
+        return [Votes.of(counts, invalid, ties) for *counts, invalid, _, ties in rows.tolist()]
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -137,12 +159,12 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 class _Worker:
-    """Makes noisy copies and classifies them, in its own buffer of whole blocks."""
+    """Makes the noisy copies of a task in its own buffer and classifies them, batch after batch."""
 
     def __init__(self, job: _Job) -> None:
         self.job = job
-        self.tally = Tally(job.num_classes, job.device)
-        self.buffer = np.empty((min(job.rows_per_task, job.n), job.centre.size), np.float32)
+        self.tally = Tally(job.num_classes, job.device, len(job.requests))
+        self.buffer = np.empty((job.most_rows, job.row_size), np.float32)
 
     def run(self) -> Tally:
         with torch.inference_mode():
@@ -150,10 +172,12 @@ class _Worker:
                 self._classify(task)
         return self.tally
 
-    def _classify(self, task: int) -> None:
+    def _classify(self, task: range) -> None:
         """Count one task's votes, in smaller batches where memory demands it: of the same copies."""
         job, done = self.job, 0
-        rows = self._fill(task)
+        pieces = list(job.pieces(task))
+        owners = _owners(pieces, task).to(job.device)
+        rows = self._fill(task, pieces)
         while done < len(rows) and not job.stopped:
             size = min(job.batch_size, len(rows) - done)
             try:
@@ -162,20 +186,19 @@ class _Worker:
                 if not _out_of_memory(error) or size == 1:
                     raise
                 job.shrink(size)
-                rows = self._fill(task)  # the model may have changed its input before it failed
+                rows = self._fill(task, pieces)  # the model may have changed its input before it failed
                 continue
-            self.tally.add(output)
+            self.tally.add(output, owners[done : done + size])
             done += size
         job.done(len(rows))
 
-    def _fill(self, task: int) -> npt.NDArray[np.float32]:
-        job = self.job
-        rows = self.buffer[: min(job.rows_per_task, job.n - task * job.rows_per_task)]
-        first = task * job.rows_per_task // job.rows_per_block
-        for offset in range(0, len(rows), job.rows_per_block):
-            block = rows[offset : offset + job.rows_per_block]
-            job.noise.fill(job.centre, job.stream, first + offset // job.rows_per_block, block)
-        return rows
+    def _fill(self, task: range, pieces: list[_Piece]) -> npt.NDArray[np.float32]:
+        job, origin = self.job, pieces[0].start
+        for piece in pieces:
+            request = job.requests[piece.request]
+            block = self.buffer[piece.start - origin : piece.stop - origin]
+            request.noise.fill(job.centres[piece.request], request.stream, piece.block, block)
+        return self.buffer[task.start - origin : task.stop - origin]
 
     def _forward(self, rows: npt.NDArray[np.float32]) -> Tensor:
         job = self.job
@@ -188,44 +211,80 @@ class _Worker:
         return output
 
 
+class _Piece(NamedTuple):
+    """The copies `start` to `stop` of a job: a noise block of one request, from its first row on."""
+
+    request: int
+    block: int
+    start: int
+    stop: int
+
+
+def _owners(pieces: list[_Piece], task: range) -> Tensor:
+    """The number of the request that each row of a task belongs to."""
+    numbers = [piece.request for piece in pieces]
+    rows = [piece.stop - max(piece.start, task.start) for piece in pieces]
+    return torch.from_numpy(np.repeat(np.array(numbers, np.int64), rows))
+
+
 class _Job:
-    """One request for votes, handed out to workers block by block."""
+    """The copies that some requests ask for, one request behind the other, handed out to workers task by task.
+
+    Tasks are cut at whole batches, wherever that is in a request: every batch but the last is full, and which
+    copies share a batch depends on the requests and the plan alone, not on which worker was the quicker.
+    """
 
     def __init__(
         self,
         model: Model,
-        noise: Noise,
-        x: npt.NDArray[np.float32],
-        n: int,
+        requests: Sequence[Request],
         *,
         num_classes: int,
-        stream: Stream,
         plan: Plan,
         device: torch.device,
         on_draws: Callable[[int], None] | None,
     ) -> None:
-        self.model, self.noise, self.n, self.stream, self.device = model, noise, n, stream, device
-        self.num_classes, self.shape = num_classes, x.shape
-        self.centre = noise.centre(x)
-        self.batch_size, self.channels_last = plan.batch_size, plan.channels_last and x.ndim == 3
-        self.rows_per_block = rows_per_block(x.size)
-        self.rows_per_task = -(-plan.batch_size // self.rows_per_block) * self.rows_per_block
+        self.model, self.requests, self.num_classes, self.device = model, requests, num_classes, device
+        self.shape, self.row_size = requests[0].x.shape, requests[0].x.size
+        if any(request.x.shape != self.shape for request in requests):
+            raise ValueError("requests that share batches must have inputs of one shape")
+        self.centres = [request.noise.centre(request.x) for request in requests]
+        self.batch_size, self.channels_last = plan.batch_size, plan.channels_last and len(self.shape) == 3
         self.stopped = False
         self._on_draws = on_draws
         self._lock = threading.Lock()
-        self._next = iter(range(-(-n // self.rows_per_task)))
+        self._starts = list(accumulate((request.n for request in requests), initial=0))
+        self._rows_per_block = rows_per_block(self.row_size)
+        batches = max(1, _BLOCKS_PER_TASK * self._rows_per_block // plan.batch_size)
+        self._rows_per_task = batches * plan.batch_size
+        self._next = iter(range(0, self._starts[-1], self._rows_per_task))
 
     @property
     def task_count(self) -> int:
-        return -(-self.n // self.rows_per_task)
+        return -(-self._starts[-1] // self._rows_per_task)
 
-    def tasks(self) -> Iterator[int]:
+    @property
+    def most_rows(self) -> int:
+        """The rows that a task's pieces can have: the first of them may begin a block too early."""
+        return min(self._rows_per_task + self._rows_per_block - 1, self._starts[-1])
+
+    def tasks(self) -> Iterator[range]:
         while not self.stopped:
             with self._lock:
-                task = next(self._next, None)
-            if task is None:
+                start = next(self._next, None)
+            if start is None:
                 return
-            yield task
+            yield range(start, min(start + self._rows_per_task, self._starts[-1]))
+
+    def pieces(self, task: range) -> Iterator[_Piece]:
+        """The blocks that hold a task's rows; the first may begin before them, the last is cut where they end."""
+        row = task.start
+        while row < task.stop:
+            request = bisect_right(self._starts, row) - 1
+            block, into = divmod(row - self._starts[request], self._rows_per_block)
+            start = row - into
+            row = min(start + self._rows_per_block, self._starts[request + 1], task.stop)
+            yield _Piece(request, block, start, row)
 
     def done(self, draws: int) -> None:
         if self._on_draws is not None:
@@ -237,6 +296,40 @@ class _Job:
             if failed // 2 < self.batch_size:
                 self.batch_size = failed // 2
                 log.warning("out of memory at batch size %d; going on with %d", failed, self.batch_size)
+
+
+def count_votes_together(
+    model: Model,
+    requests: Sequence[Request],
+    *,
+    num_classes: int,
+    plan: Plan,
+    device: torch.device,
+    on_draws: Callable[[int], None] | None = None,
+) -> list[Votes]:
+    """Classify the noisy copies that each request asks for and count its votes, in memory for one task a worker.
+
+    The requests' inputs have one shape, and their copies share forward batches. Each request's copies are the
+    first n of its own stream, whatever the plan and the other requests. The model runs in eval mode and inference
+    mode; its own modes are restored. `on_draws` is told of every task's number of draws when it is done.
+    """
+    if not requests:
+        return []
+    job = _Job(model, requests, num_classes=num_classes, plan=plan, device=device, on_draws=on_draws)
+    workers = min(plan.workers, job.task_count)
+    with evaluating(model):
+        if workers <= 1:
+            return _Worker(job).run().votes()
+        futures = [worker_pool(plan.workers).submit(_Worker(job).run) for _ in range(workers)]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            job.stopped = True  # on an error or Ctrl-C the other workers end with their task
+            wait(futures)
+        tally, *others = [future.result() for future in futures]
+        for other in others:
+            tally.join(other)
+    return tally.votes()
 
 
 def count_votes(
@@ -251,21 +344,8 @@ def count_votes(
     device: torch.device,
     on_draws: Callable[[int], None] | None = None,
 ) -> Votes:
-    """Classify `n` noisy copies of `x` [*D] and count the votes, in memory for one batch a worker.
-
-    The copies are the first n of `stream`, whatever the plan. The model runs in eval mode and inference mode;
-    its own modes are restored. `on_draws` is told of every task's number of draws when it is done.
-    """
-    job = _Job(model, noise, x, n, num_classes=num_classes, stream=stream, plan=plan, device=device, on_draws=on_draws)
-    workers = min(plan.workers, job.task_count)
-    with evaluating(model):
-        if workers == 1:
-            return _Worker(job).run().votes()
-        futures = [worker_pool(plan.workers).submit(_Worker(job).run) for _ in range(workers)]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            job.stopped = True  # on an error or Ctrl-C the other workers end with their task
-            wait(futures)
-        votes = [future.result().votes() for future in futures]
-    return sum(votes[1:], start=votes[0])
+    """Classify the first `n` noisy copies of `x` [*D] and count the votes: `count_votes_together` for one request."""
+    [votes] = count_votes_together(
+        model, [Request(noise, x, n, stream)], num_classes=num_classes, plan=plan, device=device, on_draws=on_draws
+    )
+    return votes

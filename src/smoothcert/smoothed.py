@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,15 +18,73 @@ from smoothcert.inputs import Range, check_values, content_id, split_batch
 from smoothcert.models.contract import Model, check_contract
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
 from smoothcert.progress import ProgressBar
-from smoothcert.records import Bounds, Certificate, Decision, Prediction, Votes
-from smoothcert.sampling import Plan, count_votes, pick_device, preserved_random_state, worker_count
-from smoothcert.stats.procedures import FixedN, Predict, Procedure, describe, run
+from smoothcert.records import Bounds, Certificate, Decision, Prediction
+from smoothcert.sampling import Plan, Request, count_votes_together, pick_device, preserved_random_state, worker_count
+from smoothcert.stats.grid import Grid
+from smoothcert.stats.planned import Planned
+from smoothcert.stats.procedures import FixedN, Predict, Procedure, Running, SequentialPredict, describe
 from smoothcert.streams import Stream, make_key
 from smoothcert.tuning import tuned_plan
 
 Result = TypeVar("Result", Certificate, Prediction)
 _PROBE_STAGE = -1
 _PROBES = 8
+_ROUND_BATCHES = 16  # for each worker: at a round's end one may wait for another, but only for a batch in sixteen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Case:
+    """One input on the way to its answer."""
+
+    x: npt.NDArray[np.float32]
+    input_id: str
+    noise: Noise
+    procedure: Procedure[Any]
+    running: Running[Any]
+
+    def request(self, key: bytes) -> Request:
+        """What the procedure wants next, from the stream of its stage."""
+        stream = Stream(key, self.input_id, len(self.running.stages))
+        return Request(self.noise, self.x, self.running.wanted, stream)
+
+
+def _next_round(pending: deque[_Case], plan: Plan) -> list[_Case]:
+    """Take the first cases that together want draws enough to keep all workers busy.
+
+    More of them would not make a round more efficient, only longer without news. Cases that want little are no
+    more than the workers' batches have rows, so that they take no more memory than those, and fill them still.
+    """
+    most_cases = plan.workers * plan.batch_size
+    chosen: list[_Case] = []
+    draws = 0
+    while pending and len(chosen) < most_cases and draws < _ROUND_BATCHES * most_cases:
+        chosen.append(pending.popleft())
+        draws += chosen[-1].running.wanted
+    return chosen
+
+
+def _renamed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the paper's procedures, which call the number of draws n."""
+    if "effort" in settings:
+        raise ConfigError("The paper's procedure draws a fixed number: drop `effort`, or give n_max.")
+    return {"n" if name == "n_max" else name: value for name, value in settings.items()}
+
+
+def _refuse_settings(settings: dict[str, Any]) -> None:
+    if settings:
+        raise ConfigError(f"A procedure has its own {', '.join(settings)}: give them there.")
+
+
+def _label_at(label: int | Sequence[int] | None, place: int, count: int) -> int | None:
+    """The known label of one of so many inputs."""
+    if label is None:
+        return None
+    labels = np.atleast_1d(np.asarray(label))
+    if labels.shape != (count,):
+        raise InputError(f"Expected one label per input, {count} in all, got shape {labels.shape}.")
+    if not np.issubdtype(labels.dtype, np.integer) or labels[place] < 0:
+        raise InputError(f"Expected whole-number labels >= 0, got {labels[place]!r}.")
+    return int(labels[place])
 
 
 class Smoothed:
@@ -103,86 +163,167 @@ class Smoothed:
         return self._key.hex()
 
     def certify(
-        self, x: Any, procedure: Procedure[Bounds] | None = None, *, index: int | None = None
+        self,
+        x: Any,
+        procedure: Procedure[Bounds] | str | None = None,
+        *,
+        radii: Sequence[float] | None = None,
+        label: int | Sequence[int] | None = None,
+        alpha: float | None = None,
+        n_max: int | None = None,
+        effort: str | float | None = None,
+        index: int | None = None,
     ) -> Certificate | list[Certificate]:
         """Certify one input, or each of a batch: a class and the L2 radius within which it cannot change.
 
-        With probability at least 1 − alpha over the noise, each certificate's claim is true (Cohen et al. 2019,
-        Proposition 2, for the default `FixedN()`, which is the paper's CERTIFY).
+        With probability at least 1 − alpha over the noise, each certificate's claim is true.
 
-        `index` names the input in the noise stream, such as its place in a test set, and of a batch the first one;
-        by default the name is derived from the content.
+        Args:
+            x: one input or a batch of them, torch or numpy.
+            procedure: how to go about it. By default `Grid` where `radii` are given and `Planned` elsewhere, which take
+                few draws; "paper" for the paper's CERTIFY (`FixedN`); or a procedure with settings of its own.
+            radii: decide which of these radii hold, instead of finding one as large as the draws allow.
+            label: with `radii`, the true class, one per input, to evaluate a test set: tested straight away.
+            alpha: the failure probability per input, 0.001 by default.
+            n_max: the most draws per input, besides the few that plan them; 100,000 by default.
+            effort: "quick", "balanced" or "full": how many draws a certificate is worth (see `Grid` and `Planned`).
+            index: names the input in the noise stream, such as its place in a test set, and of a batch the first one;
+                by default the name is derived from the content.
         """
-        procedure = procedure or FixedN()
+        given = {"alpha": alpha, "n_max": n_max, "effort": effort}
+        settings = {name: value for name, value in given.items() if value is not None}
+        procedure_for = self._certify_procedures(procedure, radii, label, settings)
 
         def conclude(theorem: Noise, bounds: Bounds, **common: Any) -> Certificate:
             radius = theorem.radius(bounds)
             label = bounds.label if radius > 0 else None
             return Certificate(label=label, radius=radius, bounds=bounds, **common)
 
-        return self._answer(x, procedure, conclude, index)
+        return self._answer(x, procedure_for, conclude, index)
 
     def predict(
-        self, x: Any, procedure: Procedure[Decision] | None = None, *, index: int | None = None
+        self,
+        x: Any,
+        procedure: Procedure[Decision] | str | None = None,
+        *,
+        alpha: float | None = None,
+        n_max: int | None = None,
+        index: int | None = None,
     ) -> Prediction | list[Prediction]:
         """The smoothed classifier's class for one input, or for each of a batch; None where it is too close to call.
 
-        With probability at least 1 − alpha over the noise, each prediction is the smoothed classifier's class or
-        None (Cohen et al. 2019, Proposition 1, for the default `Predict()`). `index` is as for `certify`.
+        With probability at least 1 − alpha over the noise, each prediction is the smoothed classifier's class or None.
+        By default `SequentialPredict`, which takes few draws; "paper" for the paper's PREDICT with n_max draws; or a
+        procedure with settings of its own. The other arguments are as for `certify`.
         """
-        procedure = procedure or Predict()
+        given = {"alpha": alpha, "n_max": n_max}
+        settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        chosen: Procedure[Decision]
+        if procedure is None:
+            chosen = SequentialPredict(**settings)
+        elif isinstance(procedure, str):
+            check_choice("procedure", procedure, ["paper"])
+            chosen = Predict(**_renamed(settings))
+        else:
+            _refuse_settings(settings)
+            chosen = procedure
 
         def conclude(_: Noise, decision: Decision, **common: Any) -> Prediction:
-            return Prediction(label=decision.label, p_value=decision.p_value, **common)
+            return Prediction(label=decision.label, p_value=decision.p_value, reason=decision.reason, **common)
 
-        return self._answer(x, procedure, conclude, index)
+        return self._answer(x, lambda *_: chosen, conclude, index)
+
+    def _certify_procedures(
+        self,
+        procedure: Procedure[Bounds] | str | None,
+        radii: Sequence[float] | None,
+        label: int | Sequence[int] | None,
+        settings: dict[str, Any],
+    ) -> Callable[[int, int], Procedure[Bounds]]:
+        """The procedure for the input at a place of so many."""
+        if label is not None and (radii is None or procedure is not None):
+            raise ConfigError("A known `label` goes with `radii`: it is what the grid of radii is tested for.")
+        if procedure is not None and radii is not None:
+            raise ConfigError("Expected either `radii` or a `procedure`, got both: a Grid has its own radii.")
+        if isinstance(procedure, Grid) and procedure.sigma != self.sigma:
+            raise ConfigError(f"Expected a Grid with sigma={self.sigma:g}, got {procedure.sigma:g}.")
+        if isinstance(procedure, str):
+            check_choice("procedure", procedure, ["paper"])
+            paper = FixedN(**_renamed(settings))
+            return lambda *_: paper
+        if procedure is not None:
+            _refuse_settings(settings)
+            return lambda *_: procedure
+        if radii is None:
+            planned = Planned(**settings)
+            return lambda *_: planned
+        grid = Grid(radii=tuple(float(radius) for radius in radii), sigma=self.sigma, **settings)
+        return lambda place, count: replace(grid, label=_label_at(label, place, count))
 
     def _answer(
-        self, x: Any, procedure: Procedure[Any], conclude: Callable[..., Result], index: int | None
+        self,
+        x: Any,
+        procedure_for: Callable[[int, int], Procedure[Any]],
+        conclude: Callable[..., Result],
+        index: int | None,
     ) -> Result | list[Result]:
+        """Answer for one input or each of a batch; `procedure_for(i, n)` is the procedure for the i-th of n."""
         inputs, batched = split_batch(x, self.input_shape)
         if index is not None:
             check_count("index", index, least=0)
-        for one in inputs:  # all are looked at before the first forward pass
+        cases = []
+        for i, one in enumerate(inputs):  # all are looked at before the first forward pass
             check_values(one, self.input_range)
-            self._noise_for(one)
-        names = [content_id(one) if index is None else f"index:{index + i}" for i, one in enumerate(inputs)]
-        results = [self._answer_one(*pair, procedure, conclude) for pair in zip(inputs, names, strict=True)]
+            name = content_id(one) if index is None else f"index:{index + i}"
+            procedure = procedure_for(i, len(inputs))
+            cases.append(_Case(one, name, self._noise_for(one), procedure, Running(procedure)))
+        with preserved_random_state(enabled=not self._allow_random):
+            self._run(cases)
+        results = [self._result(case, conclude) for case in cases]
         return results if batched else results[0]
 
-    def _answer_one(
-        self, x: npt.NDArray[np.float32], input_id: str, procedure: Procedure[Any], conclude: Callable[..., Result]
-    ) -> Result:
-        noise = self._noise_for(x)
-        with preserved_random_state(enabled=not self._allow_random):
-            num_classes = self._check_model(noise, x)
-            plan = self._plan(x.shape)
+    def _run(self, cases: list[_Case]) -> None:
+        """Run every case to its conclusion, in rounds of draws that share their forward batches."""
+        num_classes = self._check_model(cases[0].noise, cases[0].x)
+        plan = self._plan(cases[0].x.shape)
+        pending = deque(case for case in cases if not case.running.finished)
+        # The one input's draws are worth watching, and of several how many are done.
+        shows_draws, shows_inputs = (self._progress, False) if len(cases) == 1 else (False, self._progress)
+        with ProgressBar("inputs", len(cases), enabled=shows_inputs) as inputs:
+            while pending:
+                chosen = _next_round(pending, plan)
+                requests = [case.request(self._key) for case in chosen]
+                with ProgressBar("draws", sum(request.n for request in requests), enabled=shows_draws) as draws:
 
-            def draw(stage: int, n: int) -> Votes:
-                with ProgressBar("draws", n, enabled=self._progress) as bar:
-                    return count_votes(
+                    def on_draws(number: int, draws: ProgressBar = draws) -> None:
+                        draws.advance(number)
+                        inputs.advance(0)  # lets it appear before the first input is done
+
+                    votes = count_votes_together(
                         self.model,
-                        noise,
-                        x,
-                        n,
+                        requests,
                         num_classes=num_classes,
-                        stream=Stream(self._key, input_id, stage),
                         plan=plan,
                         device=self.device,
-                        on_draws=bar.advance,
+                        on_draws=on_draws,
                     )
+                for case, counted in zip(chosen, votes, strict=True):
+                    case.running.give(counted)
+                unfinished = [case for case in chosen if not case.running.finished]
+                pending.extendleft(reversed(unfinished))
+                inputs.advance(len(chosen) - len(unfinished))
 
-            conclusion, stages = run(procedure, draw)
+    def _result(self, case: _Case, conclude: Callable[..., Result]) -> Result:
         return conclude(
-            noise,
-            conclusion,
-            alpha=procedure.alpha,
+            case.noise,
+            case.running.conclusion,
+            alpha=case.procedure.alpha,
             sigma=self.sigma,
-            noise=noise.name,
-            procedure=describe(procedure),
-            stages=stages,
+            noise=case.noise.name,
+            procedure=describe(case.procedure),
+            stages=tuple(case.running.stages),
             key=self.key,
-            input_id=input_id,
+            input_id=case.input_id,
         )
 
     def _noise_for(self, x: npt.NDArray[np.float32]) -> Noise:
