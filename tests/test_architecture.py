@@ -14,7 +14,7 @@ STOREYS = [
     {"records", "streams", "_grid_kernel"},
     {"stats"},
     {"noise"},
-    {"inputs", "models", "data", "progress", "config"},
+    {"inputs", "models", "data", "progress", "config", "replay"},
     {"sampling"},
     {"tuning", "worst_cases", "training", "attacks"},
     {"smoothed"},

@@ -15,16 +15,18 @@ from rich.console import Console
 from smoothcert import __version__
 from smoothcert.cli.demo import Demo
 from smoothcert.cli.plan import Plan
+from smoothcert.cli.replay import Replay
 from smoothcert.config import load_config
 from smoothcert.errors import SmoothcertError
 
-COMMANDS: dict[str, type[Any]] = {"demo": Demo, "plan": Plan}
+COMMANDS: dict[str, type[Any]] = {"demo": Demo, "plan": Plan, "replay": Replay}
 
 _DESCRIPTION = "Certified robustness for any classifier by randomized smoothing."
 _EXAMPLES = """
 examples:
   smoothcert demo                       see it work, in under a minute
   smoothcert plan --sigma 0.25          how many draws which radius takes
+  smoothcert replay votes.npz           any procedure on recorded votes
   smoothcert demo --config demo.toml    settings from a file; flags win over it
   smoothcert plan --help                all settings of a command
   smoothcert --version

@@ -1,0 +1,154 @@
+"""Procedures on recorded votes: what they would have concluded, and with how many draws, without any network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from smoothcert.checks import check_choice
+from smoothcert.errors import InputError
+from smoothcert.noise import GaussianNoise
+from smoothcert.records import Bounds, Votes
+from smoothcert.stats.procedures import Procedure, run
+
+Counts = npt.NDArray[np.int64]
+
+
+class Draw(Protocol):
+    """Answers a procedure's request: the votes of n draws for a stage."""
+
+    def __call__(self, stage: int, n: int) -> Votes:
+        """Draw n times."""
+        ...
+
+
+def multinomial(row: Counts, rng: np.random.Generator) -> Draw:
+    """Draws in the proportions of recorded votes, as many as one likes: a classifier with just these probabilities."""
+    shares = row / row.sum()
+
+    def draw(_: int, n: int) -> Votes:
+        return Votes.of(rng.multinomial(n, shares))
+
+    return draw
+
+
+def without_replacement(row: Counts, rng: np.random.Generator) -> Draw:
+    """The recorded votes themselves in random order, each of them once over all stages."""
+    left = row.copy()
+
+    def draw(stage: int, n: int) -> Votes:
+        if n > left.sum():
+            raise InputError(
+                f"Stage {stage} asks for {n:,} more votes, but only {left.sum():,} of {row.sum():,} recorded ones are "
+                "left. Lower n_max, or draw by multinomial."
+            )
+        taken = rng.multivariate_hypergeometric(left, n, method="marginals")
+        left[:] -= taken
+        return Votes.of(taken)
+
+    return draw
+
+
+METHODS: dict[str, Callable[[Counts, np.random.Generator], Draw]] = {
+    "multinomial": multinomial,
+    "without-replacement": without_replacement,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a procedure concluded on one row of recorded votes; radius 0.0 for predictions and abstentions."""
+
+    label: int | None
+    radius: float
+    draws: int
+    reason: str
+
+
+def replay(
+    votes: Counts,
+    procedure_for: Callable[[int], Procedure[Any]],
+    *,
+    sigma: float,
+    seed: int = 0,
+    method: str = "multinomial",
+    indices: Sequence[int] | None = None,
+    on_row: Callable[[], None] | None = None,
+) -> list[Replayed]:
+    """Run `procedure_for(i)` on row i of recorded votes [N, K], for every row or those in `indices`.
+
+    A row's draws depend on the seed and its number alone, not on which other rows are replayed.
+    """
+    check_choice("method", method, METHODS)
+    noise = GaussianNoise(sigma)
+    results = []
+    for i in range(len(votes)) if indices is None else indices:
+        draw = METHODS[method](votes[i], np.random.default_rng([seed, i]))
+        conclusion, stages = run(procedure_for(i), draw)
+        radius = noise.radius(conclusion) if isinstance(conclusion, Bounds) else 0.0
+        claimed = conclusion.label is not None and (radius > 0 or not isinstance(conclusion, Bounds))
+        draws = sum(stage.n for stage in stages)
+        results.append(Replayed(conclusion.label if claimed else None, radius, draws, conclusion.reason))
+        if on_row is not None:
+            on_row()
+    return results
+
+
+def load_votes(path: Path, array: str | None = None) -> Counts:
+    """Recorded votes [N, K] from an .npy or .npz file, or the last stages of certificates in a .jsonl file."""
+    counts = _json_votes(path) if path.suffix == ".jsonl" else _load_array(path, array)
+    if counts.ndim != 2 or not np.issubdtype(counts.dtype, np.integer) or counts.size == 0:
+        raise InputError(f"Expected whole-number votes [inputs, classes] in {path}, got {counts.dtype} {counts.shape}.")
+    if (counts < 0).any() or not (counts.sum(axis=1) > 0).all() or counts.shape[1] < 2:
+        raise InputError(f"Expected at least one vote per row, none below 0, for two classes or more, in {path}.")
+    return counts.astype(np.int64)
+
+
+def load_labels(path: Path) -> Counts:
+    """True classes [N] from .npy, a text file with one number per line, or a CIFAR-10 batch in the binary version."""
+    try:
+        if path.suffix == ".bin":
+            content = np.fromfile(path, np.uint8)
+            if content.size == 0 or content.size % 3073:
+                raise InputError(f"Expected rows of 3,073 bytes in {path}, got {content.size:,} bytes in all.")
+            return content.reshape(-1, 3073)[:, 0].astype(np.int64)
+        labels = (
+            _load_array(path, None) if path.suffix in (".npy", ".npz") else np.loadtxt(path, dtype=np.int64, ndmin=1)
+        )
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"Cannot read labels from {path}: {error}.") from error
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise InputError(f"Expected whole-number labels [N] in {path}, got {labels.dtype} {labels.shape}.")
+    return labels.astype(np.int64)
+
+
+def _load_array(path: Path, array: str | None) -> npt.NDArray[Any]:
+    try:
+        content = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"Cannot read {path} as .npy or .npz: {error}.") from error
+    if isinstance(content, np.ndarray):
+        return content
+    with content:
+        names = content.files
+        if array is None and len(names) == 1:
+            array = names[0]
+        if array not in names:
+            raise InputError(f"Expected one of the arrays of {path}: {', '.join(names)}; got {array!r}.")
+        return np.asarray(content[array])
+
+
+def _json_votes(path: Path) -> npt.NDArray[Any]:
+    try:
+        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+        return np.array([line["stages"][-1]["counts"] for line in lines])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise InputError(f"Expected one certificate per line with its stages in {path}: {error!r}.") from error
