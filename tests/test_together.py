@@ -326,4 +326,4 @@ def test_a_running_procedure_refuses_votes_of_another_number_of_draws():
 
 
 def test_run_drives_a_procedure_that_wants_nothing():
-    assert run(Unasked(), lambda stage, n: Votes((n,))) == (Bounds(None), ())
+    assert run(Unasked(), lambda _, n: Votes((n,))) == (Bounds(None), ())

@@ -29,7 +29,10 @@ from smoothcert.streams import Stream
 log = logging.getLogger("smoothcert")
 
 _MAX_WORKERS = 4  # more than that and Python's global lock is what they wait for
-_BLOCKS_PER_TASK = 2  # a block that crosses the line between tasks is made for both: so lines are not too close
+# A noise block that crosses the line between two tasks is made for both of them: so lines are not too close, where
+# each worker has tasks enough to be done at about the same time as the others.
+_BLOCKS_PER_TASK = 2
+_TASKS_PER_WORKER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +258,14 @@ class _Job:
         self._lock = threading.Lock()
         self._starts = list(accumulate((request.n for request in requests), initial=0))
         self._rows_per_block = rows_per_block(self.row_size)
-        batches = max(1, _BLOCKS_PER_TASK * self._rows_per_block // plan.batch_size)
-        self._rows_per_task = batches * plan.batch_size
+        self._rows_per_task = self._task_length(plan)
         self._next = iter(range(0, self._starts[-1], self._rows_per_task))
+
+    def _task_length(self, plan: Plan) -> int:
+        """Rows in a task: whole batches, and about as many rows as a block or a few of them."""
+        share = self._starts[-1] // (plan.workers * _TASKS_PER_WORKER)
+        blocks = min(_BLOCKS_PER_TASK, max(1, share // self._rows_per_block))
+        return -(-blocks * self._rows_per_block // plan.batch_size) * plan.batch_size
 
     @property
     def task_count(self) -> int:

@@ -32,18 +32,18 @@ _NODES = (np.arange(16) + 0.5) / 16  # quantiles that stand for a posterior
 
 
 @lru_cache(maxsize=64)
-def look_schedule(n_max: int, *, first: int = FIRST_LOOK, growth: float = GROWTH) -> tuple[int, ...]:
+def look_schedule(n_max: int) -> tuple[int, ...]:
     """Total numbers of draws at which to look: growing by a tenth, in hundreds, up to exactly n_max.
 
     >>> look_schedule(1000)
     (100, 200, 300, 400, 500, 600, 700, 800, 900, 1000)
     """
-    check_count("n_max", n_max, least=first)
-    looks = [first]
+    check_count("n_max", n_max, least=FIRST_LOOK)
+    looks = [FIRST_LOOK]
     while looks[-1] < n_max:
-        following = math.ceil(looks[-1] * growth / 100) * 100
+        following = math.ceil(looks[-1] * GROWTH / 100) * 100
         # A last step that is nearly nothing is not worth a look of its own.
-        looks.append(n_max if following * math.sqrt(growth) >= n_max else following)
+        looks.append(n_max if following * math.sqrt(GROWTH) >= n_max else following)
     return tuple(looks)
 
 
@@ -81,9 +81,14 @@ def _laws(q: float, looks: tuple[int, ...], negligible: float) -> Iterator[tuple
         start, law = start + int(alive[0]), law[alive[0] :]
 
 
-def crossing_probability(q: float, looks: tuple[int, ...], accept: tuple[int, ...]) -> float:
-    """The probability that some look finds at most `accept` failures, when each draw fails with probability q."""
-    crossed, negligible = 0.0, 1e-18
+def crossing_probability(
+    q: float, looks: tuple[int, ...], accept: tuple[int, ...], *, negligible: float = 1e-18
+) -> float:
+    """The probability that some look finds at most `accept` failures, when each draw fails with probability q.
+
+    Ends of the laws below `negligible` are left out and counted as if they had been found.
+    """
+    crossed = 0.0
     for limit, (start, law) in zip(accept, _laws(q, looks, negligible), strict=False):
         reached = max(0, limit - start + 1)
         crossed += float(law[:reached].sum())
@@ -100,7 +105,7 @@ def exact_acceptance(q: float, alpha: float, looks: tuple[int, ...]) -> tuple[in
         budget = alpha * (n / looks[-1]) ** SPENDING_POWER * (1 - _MARGIN) - spent
         mass = np.cumsum(law)
         reached = int(np.searchsorted(mass, budget, side="right"))
-        accept.append(start + reached - 1 if reached else -1)
+        accept.append(start + reached - 1)  # below `start` no path is left, so the limit never falls
         spent += float(mass[reached - 1]) if reached else 0.0
         law[:reached] = 0
     return (*accept, *[accept[-1]] * (len(looks) - len(accept)))

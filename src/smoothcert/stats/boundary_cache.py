@@ -41,8 +41,10 @@ def boundary(q: float, alpha: float, looks: tuple[int, ...], patience: float) ->
     name = {"version": VERSION, "q": q.hex(), "alpha": alpha.hex(), "looks": list(looks), "patience": patience.hex()}
     path = cache_folder() / f"{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:32]}.json"
     found = _read(path, name)
-    if found is not None and crossing_probability(q, looks, found.accept) <= alpha * (1 + _MARGIN):
-        return found
+    if found is not None:
+        wrongly = crossing_probability(q, looks, found.accept, negligible=alpha * 1e-9 / len(looks))
+        if wrongly <= alpha * (1 + _MARGIN):
+            return found
     made = new_boundary(q, alpha, looks, patience)
     _write(path, {**name, "accept": list(made.accept), "give_up": list(made.give_up)})
     return made

@@ -40,8 +40,10 @@ _STEP = 1e-12
 
 def failure_probability(z: float, weight: int) -> float:
     """The least probability of failure if the claim at depth z is false; weight 0 is the one-sided test."""
-    if weight <= 1 or z == 0:
+    if weight <= 1:
         return float(ndtr(-z))
+    if z == 0:  # the tangent of slope 1 is the curve itself; of any other slope it touches at p_B = 0
+        return 1 / (1 + weight)
     t = math.log(weight) / (2 * z)
     return float((ndtr(t - z) + weight * ndtr(-t - z)) / (1 + weight))
 
@@ -71,7 +73,7 @@ def effort_value(effort: str | float, words: Mapping[str, float]) -> float:
     """What an effort in words or as a number stands for."""
     if isinstance(effort, str):
         return words[check_choice("effort", effort, words)]
-    if not 0 < effort < math.inf:
+    if isinstance(effort, bool) or not isinstance(effort, int | float) or not 0 < effort < math.inf:
         raise ConfigError(f"Expected `effort` to be one of {', '.join(words)} or a number > 0, got {effort!r}.")
     return float(effort)
 
