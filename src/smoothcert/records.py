@@ -60,7 +60,7 @@ class Bounds:
     stored because 1 − q loses the digits that large radii are made of. A procedure that bounds only how far apart
     the two lie gives `separation` instead: ½(Φ⁻¹(p_A) − Φ⁻¹(p_B)) is at least that, for every rival B. `label` is
     None when the procedure has no class to claim. `reason` tells why it stopped: "claimed" (all it was asked for),
-    "futile" (more draws would not have been worth it) or "budget" (it drew what it was allowed to).
+    "futile" (more draws would not have been worth it) or "budget" (it drew all that it had planned).
     """
 
     label: int | None
@@ -105,7 +105,7 @@ def floor_float32(value: float) -> np.float32:
 _REASONS = {
     "claimed": "claimed all it was asked for",
     "futile": "futile to go on",
-    "budget": "budget drawn",
+    "budget": "all planned draws made",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from smoothcert.checks import check_choice
+from smoothcert.checks import check_choice, check_count
 from smoothcert.errors import InputError
 from smoothcert.noise import GaussianNoise
 from smoothcert.records import Bounds, Votes
@@ -86,6 +87,7 @@ def replay(
     A row's draws depend on the seed and its number alone, not on which other rows are replayed.
     """
     check_choice("method", method, METHODS)
+    check_count("seed", seed, least=0)
     noise = GaussianNoise(sigma)
     results = []
     for i in range(len(votes)) if indices is None else indices:
@@ -100,9 +102,9 @@ def replay(
     return results
 
 
-def load_votes(path: Path, array: str | None = None) -> Counts:
+def load_votes(path: Path, array: str | None = None, *, sigma: float | None = None) -> Counts:
     """Recorded votes [N, K] from an .npy or .npz file, or the last stages of certificates in a .jsonl file."""
-    counts = _json_votes(path) if path.suffix == ".jsonl" else _load_array(path, array)
+    counts = _json_votes(path, sigma) if path.suffix == ".jsonl" else _load_array(path, array)
     if counts.ndim != 2 or not np.issubdtype(counts.dtype, np.integer) or counts.size == 0:
         raise InputError(f"Expected whole-number votes [inputs, classes] in {path}, got {counts.dtype} {counts.shape}.")
     if (counts < 0).any() or not (counts.sum(axis=1) > 0).all() or counts.shape[1] < 2:
@@ -132,23 +134,33 @@ def load_labels(path: Path) -> Counts:
 
 def _load_array(path: Path, array: str | None) -> npt.NDArray[Any]:
     try:
-        content = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with path.open("rb") as file:  # numpy itself leaves a broken file open
+            content = np.load(file, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                return content
+            names = content.files
+            if array is None and len(names) == 1:
+                array = names[0]
+            if array in names:
+                return np.asarray(content[array])
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"Cannot read {path} as .npy or .npz: {error}.") from error
-    if isinstance(content, np.ndarray):
-        return content
-    with content:
-        names = content.files
-        if array is None and len(names) == 1:
-            array = names[0]
-        if array not in names:
-            raise InputError(f"Expected one of the arrays of {path}: {', '.join(names)}; got {array!r}.")
-        return np.asarray(content[array])
+    raise InputError(f"Expected one of the arrays of {path}: {', '.join(names)}; got {array!r}.")
 
 
-def _json_votes(path: Path) -> npt.NDArray[Any]:
+def _json_votes(path: Path, sigma: float | None) -> npt.NDArray[Any]:
     try:
         lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-        return np.array([line["stages"][-1]["counts"] for line in lines])
+        levels = sorted({float(line["sigma"]) for line in lines if "sigma" in line})
+        lasts = [line["stages"][-1] for line in lines if sigma is None or line.get("sigma", sigma) == sigma]
+        unanswered = sum(last.get("invalid", 0) for last in lasts)
+        counts = np.array([last["counts"] for last in lasts])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise InputError(f"Expected one certificate per line with its stages in {path}: {error!r}.") from error
+    found = ", ".join(f"{level:g}" for level in levels)
+    if not lasts or (sigma is None and len(levels) > 1):
+        wanted = "one sigma" if sigma is None else f"votes at sigma {sigma:g}"
+        raise InputError(f"Expected {wanted} in {path}, got certificates at {found or 'none'}.")
+    if unanswered:  # left out, they would raise every share
+        raise InputError(f"Expected every draw in {path} to have an answer, got {unanswered:,} without one.")
+    return counts

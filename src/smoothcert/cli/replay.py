@@ -76,7 +76,7 @@ class Replay:
         from smoothcert.replay import load_labels, load_votes
         from smoothcert.stats.procedures import FixedN, Predict
 
-        votes = load_votes(self.votes, self.array)
+        votes = load_votes(self.votes, self.array, sigma=self.sigma)
         truths = None if self.labels is None else load_labels(self.labels)
         if truths is not None and (len(truths) != len(votes) or truths.min() < 0 or truths.max() >= votes.shape[1]):
             raise InputError(f"Expected {len(votes)} labels from 0 to {votes.shape[1] - 1} in {self.labels}.")

@@ -17,7 +17,7 @@ from smoothcert.stats.grid import effort_value
 from smoothcert.stats.procedures import check_enough_draws, fixed_bounds
 
 PILOTS = (100, 1_000)
-EFFORTS = {"quick": 2.8e-6, "balanced": 2e-6, "full": 2e-7}
+EFFORTS = {"quick": 3.05e-6, "balanced": 2e-6, "full": 2e-7}
 """The gain in radius, in units of sigma, that one more draw must promise, in words."""
 
 _HOPE = 0.98  # the quantile of the posterior that has to be hopeless before an input is given up
