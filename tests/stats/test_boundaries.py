@@ -130,7 +130,7 @@ def test_looks_grow_and_end_at_exactly_n_max():
 def test_the_last_step_is_worth_its_look():
     for n_max in range(2_000, 4_000, 37):
         looks = look_schedule(n_max)
-        assert looks[-1] / looks[-2] > 1.04
+        assert looks[-1] / looks[-2] > 1.02  # half a step of the schedule
 
 
 @pytest.mark.parametrize("n_max", [99, 0, -1, 100.0, None, True])
