@@ -13,7 +13,6 @@ from scipy.stats import binomtest
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.records import Votes
 from smoothcert.stats.boundaries import Boundary, look_schedule
-from smoothcert.stats.boundary_cache import boundary
 from smoothcert.stats.grid import (
     EFFORTS,
     WEIGHTS,
@@ -33,13 +32,7 @@ tested_depth.__test__ = False  # a function to be tested, not a test
 LOOKS = (5, 10, 15)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """No boundary comes from outside, and none stays."""
-    monkeypatch.setenv("SMOOTHCERT_CACHE", str(tmp_path))
-    boundary.cache_clear()
-    yield
-    boundary.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 # ---- the least probability of failure ------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from scipy.special import ndtr, ndtri
 from smoothcert.errors import ConfigError
 from smoothcert.records import Votes
 from smoothcert.stats.boundaries import exact_acceptance, look_schedule
-from smoothcert.stats.boundary_cache import boundary
 from smoothcert.stats.grid import EFFORTS, WEIGHTS, Grid, failure_probability, make_test
 from smoothcert.stats.grid import tested_depth as depth_tested  # under its own name, pytest would take it for a test
 from smoothcert.stats.procedures import run
@@ -19,13 +18,7 @@ from soundness import check_rate
 ALL_WEIGHTS = (0, *WEIGHTS)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """No boundary comes from outside, and none stays."""
-    monkeypatch.setenv("SMOOTHCERT_CACHE", str(tmp_path))
-    boundary.cache_clear()
-    yield
-    boundary.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 # ---- the lemmas ----------------------------------------------------------------------------------------------------
