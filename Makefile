@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# timm and torchvision stand apart: torchvision does not match a CPU build of torch, and others stumble over it.
+VISION := $(VENV)/vision
 # Recreated whenever what we depend on changes.
 STAMP := $(VENV)/.installed
 
@@ -10,6 +12,7 @@ STAMP := $(VENV)/.installed
 $(STAMP): pyproject.toml setup.py src/smoothcert/_grid_kernel.c constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target $(VISION) timm torchvision
 	touch $(STAMP)
 
 demo: $(STAMP)

@@ -10,7 +10,7 @@ import smoothcert
 SOURCE = Path(smoothcert.__file__).parent
 STOREYS = [
     {"errors"},
-    {"checks"},
+    {"checks", "files", "folders"},
     {"records", "streams", "_grid_kernel"},
     {"stats"},
     {"noise"},
@@ -18,6 +18,7 @@ STOREYS = [
     {"sampling"},
     {"tuning", "worst_cases", "training", "attacks"},
     {"smoothed"},
+    {"inspection"},
     {"report"},
     {"cli"},
 ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from smoothcert.errors import ConfigError
 
@@ -58,6 +58,8 @@ def _converted(value: Any, hint: Any) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _first_conversion(value, args)
+    if origin is Literal and value in args:
+        return value
     if origin is tuple and isinstance(value, list):
         return tuple(_converted(item, args[0]) for item in value)
     if hint is Path and isinstance(value, str):
@@ -81,6 +83,8 @@ def _first_conversion(value: Any, hints: Iterable[Any]) -> Any:
 def _describe(hint: Any) -> str:
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path in quotes"}
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
     if origin is tuple:
         return f"a list, each item {_describe(args[0])}"
     if origin in (Union, types.UnionType):

@@ -68,7 +68,8 @@ def pick_device(model: Model, device: str | torch.device | None) -> torch.device
 
 def worker_count(model: Model, device: torch.device) -> int:
     """Several workers for a module on the CPU; one for a GPU, and for callables that may not be thread-safe."""
-    if device.type == "cpu" and isinstance(model, nn.Module):
+    safe = isinstance(model, nn.Module) and all(getattr(part, "thread_safe", True) for part in model.modules())
+    if device.type == "cpu" and safe:
         return min(torch.get_num_threads(), _MAX_WORKERS)
     return 1
 

@@ -15,6 +15,7 @@ from torch import nn
 from smoothcert.checks import check_choice, check_count, check_sigma
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.inputs import Range, check_values, content_id, split_batch
+from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import Model, check_contract
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
 from smoothcert.progress import ProgressBar
@@ -91,9 +92,9 @@ class Smoothed:
     """The classifier that answers with the class `model` chooses most often on noisy copies of the input.
 
     Args:
-        model: any callable from a batch [B, *D] to scores [B, K] or integer labels [B]; a module is put into eval
-            mode while it is used and moved to `device`. Normalisation belongs inside it (see `Normalize`). A module
-            on the CPU is called from several threads at once.
+        model: what `models.load` gives, or any callable from a batch [B, *D] to scores [B, K] or integer labels [B]; a
+            module is put into eval mode while it is used and moved to `device`. Normalisation belongs inside it (see
+            `Normalize`). A module on the CPU is called from several threads at once.
         sigma: the noise's standard deviation, in the units of the input (pixels in [0, 1]).
         num_classes: how many classes there are; found out by asking the model if it returns scores.
         noise: "grid" for inputs on the 8-bit grid k/255, sound in floating-point arithmetic too; "gaussian" for any
@@ -113,7 +114,7 @@ class Smoothed:
 
     def __init__(
         self,
-        model: Model,
+        model: Model | Classifier,
         sigma: float,
         num_classes: int | None = None,
         *,
@@ -127,6 +128,10 @@ class Smoothed:
         allow_random: bool = False,
         progress: bool | None = None,
     ) -> None:
+        if isinstance(model, Classifier):
+            num_classes = model.num_classes if num_classes is None else num_classes
+            input_shape = model.input_shape if input_shape is None else input_shape
+            model = model.network
         if not callable(model):
             raise ConfigError(f"Expected `model` to be callable on a batch, got {type(model).__name__}.")
         self.sigma = check_sigma(sigma)

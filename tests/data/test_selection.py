@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from smoothcert.data.selection import select_indices
@@ -43,5 +44,34 @@ def test_refuses_settings_that_select_nothing_or_make_no_sense(settings, named):
 
 
 def test_refuses_to_select_from_an_empty_data_set():
-    with pytest.raises(ConfigError, match="nothing to select"):
+    with pytest.raises(ConfigError, match=r"nothing to select"):
         select_indices(0)
+
+
+def test_a_list_of_indices_is_taken_as_it_is():
+    chosen = select_indices(7, indices=[5, 0, 6])
+    assert chosen.tolist() == [5, 0, 6]
+    assert chosen.dtype == np.int64
+    assert select_indices(7, indices=np.array([3])).tolist() == [3]
+
+
+@pytest.mark.parametrize("indices", [[7], [-1], [0, 1.5], [True], ["1"], [None], [2**60]])
+def test_refuses_indices_that_name_no_input(indices):
+    with pytest.raises(ConfigError, match=r"Expected `indices` to be a whole number from 0 to 6, got "):
+        select_indices(7, indices=indices)
+
+
+def test_refuses_an_index_that_is_listed_twice():
+    with pytest.raises(ConfigError, match=r"without repetitions, got 4 more than once"):
+        select_indices(7, indices=[1, 4, 2, 4])
+
+
+def test_refuses_an_empty_list():
+    with pytest.raises(ConfigError, match=r"at least one index"):
+        select_indices(7, indices=[])
+
+
+@pytest.mark.parametrize("other", [{"start": 1}, {"every": 2}, {"first": 3}])
+def test_refuses_a_list_beside_another_selection(other):
+    with pytest.raises(ConfigError, match=r"either `indices` or"):
+        select_indices(7, indices=[1], **other)

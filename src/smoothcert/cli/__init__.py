@@ -13,18 +13,28 @@ import tyro
 from rich.console import Console
 
 from smoothcert import __version__
+from smoothcert.cli.data import Data
 from smoothcert.cli.demo import Demo
+from smoothcert.cli.inspect import Inspect
 from smoothcert.cli.plan import Plan
 from smoothcert.cli.replay import Replay
 from smoothcert.config import load_config
 from smoothcert.errors import SmoothcertError
 
-COMMANDS: dict[str, type[Any]] = {"demo": Demo, "plan": Plan, "replay": Replay}
+COMMANDS: dict[str, type[Any]] = {
+    "demo": Demo,
+    "inspect": Inspect,
+    "data": Data,
+    "plan": Plan,
+    "replay": Replay,
+}
 
 _DESCRIPTION = "Certified robustness for any classifier by randomized smoothing."
 _EXAMPLES = """
 examples:
   smoothcert demo                       see it work, in under a minute
+  smoothcert inspect MODEL --data DATA  is it the right model, and what would certifying it take
+  smoothcert data list                  which data sets are here
   smoothcert plan --sigma 0.25          how many draws which radius takes
   smoothcert replay votes.npz           any procedure on recorded votes
   smoothcert demo --config demo.toml    settings from a file; flags win over it
@@ -98,7 +108,9 @@ def _with_defaults(cls: type[Any], values: dict[str, Any]) -> Any:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    from smoothcert.data.names import printable  # a name in the message may hold commands to the terminal
+
+    sys.stderr.write(f"error: {printable(' '.join(message.split()))}\n")
     return exit_code
 
 

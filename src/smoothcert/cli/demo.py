@@ -17,7 +17,7 @@ from smoothcert.errors import ConfigError
 
 if TYPE_CHECKING:
     from smoothcert.cli.demo_steps import Attacked, Certified
-    from smoothcert.data.dataset import ImageData
+    from smoothcert.data.dataset import ArrayData
     from smoothcert.stats.procedures import FixedN
 
 _TEST_INPUTS = 500
@@ -73,7 +73,10 @@ class Demo:
         attacked = steps.attack(models[0.0], test, chosen)
         _print_table(console, certified, attacked, self.radii)
         _print_meaning(console, certified, test, procedure)
-        written = steps.write_all(self.out, models, certified, attacked, test.images[chosen[:_PANEL_IMAGES]], self.seed)
+        panel = test.inputs[chosen[:_PANEL_IMAGES]]
+        written = steps.write_all(
+            self.out, models, certified, attacked, panel, training, epochs=self.epochs, seed=self.seed
+        )
         console.print("\n[bold]Files[/]")
         for path, what in written:
             console.print(f"  {escape(str(path))}  [dim]{what}[/]", soft_wrap=True)
@@ -105,7 +108,7 @@ def _print_table(console: Console, certified: Sequence[Certified], attacked: Att
     )
 
 
-def _print_meaning(console: Console, certified: Sequence[Certified], test: ImageData, procedure: FixedN) -> None:
+def _print_meaning(console: Console, certified: Sequence[Certified], test: ArrayData, procedure: FixedN) -> None:
     console.print("\n[bold]What this means[/]")
     best = max(certified, key=lambda c: c.average_radius)
     example = best.typical_correct()
@@ -119,12 +122,12 @@ def _print_meaning(console: Console, certified: Sequence[Certified], test: Image
     )
 
 
-def _example_text(best: Certified, example: int, test: ImageData, procedure: FixedN) -> str:
+def _example_text(best: Certified, example: int, test: ArrayData, procedure: FixedN) -> str:
     from smoothcert.records import floor_decimal
 
     certificate, index = best.certificates[example], int(best.indices[example])
     truth = test.classes[int(test.labels[index])]
-    pixels = test.images[index].size
+    pixels = test.inputs[index].size
     levels = math.floor(255 * certificate.radius / math.sqrt(pixels))
     return (
         f"Test image {index} shows the digit {truth}. Smoothed with σ = {best.sigma:g}, "

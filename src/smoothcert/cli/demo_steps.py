@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from smoothcert.attacks.deepfool import deepfool
-from smoothcert.data.dataset import ImageData
+from smoothcert.data.dataset import ArrayData
 from smoothcert.data.digits import load_digits
+from smoothcert.files import prepare_folder, replacing
 from smoothcert.models.architectures import small_cnn
+from smoothcert.models.checkpoints import Recipe, save_checkpoint
 from smoothcert.progress import ProgressBar
 from smoothcert.records import Certificate
 from smoothcert.report.figures import certified_accuracy_figure, noise_panel, require_matplotlib, save_figure
-from smoothcert.report.files import prepare_folder, replacing
 from smoothcert.smoothed import Smoothed
 from smoothcert.stats.accuracy import are_correct, average_certified_radius
 from smoothcert.stats.procedures import FixedN
@@ -76,7 +76,7 @@ def weights_name(sigma: float) -> str:
     return f"model-sigma-{sigma:g}.safetensors" if sigma else "model-undefended.safetensors"
 
 
-def prepare(folder: Path, sigmas: Sequence[float]) -> tuple[ImageData, ImageData]:
+def prepare(folder: Path, sigmas: Sequence[float]) -> tuple[ArrayData, ArrayData]:
     """Training and test images. Fails now, before any training, if an extra is missing or nothing can be written."""
     require_matplotlib()
     data = load_digits()
@@ -84,8 +84,8 @@ def prepare(folder: Path, sigmas: Sequence[float]) -> tuple[ImageData, ImageData
     return data
 
 
-def _tensors(data: ImageData) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(data.images).float() / 255, torch.from_numpy(data.labels)
+def _tensors(data: ArrayData) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(data.inputs).float() / 255, torch.from_numpy(data.labels)
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def train_models(data: ImageData, sigmas: Sequence[float], epochs: int, seed: int) -> dict[float, nn.Module]:
+def train_models(data: ArrayData, sigmas: Sequence[float], epochs: int, seed: int) -> dict[float, nn.Module]:
     """One network per noise level, all from the same initial weights."""
     images, labels = _tensors(data)
     models = {}
@@ -121,7 +121,7 @@ def train_models(data: ImageData, sigmas: Sequence[float], epochs: int, seed: in
 
 def certify(
     model: nn.Module,
-    data: ImageData,
+    data: ArrayData,
     indices: npt.NDArray[np.int64],
     sigma: float,
     procedure: FixedN,
@@ -132,12 +132,12 @@ def certify(
     certificates = []
     with ProgressBar(f"certifying, σ = {sigma:g}", len(indices)) as bar:
         for index in indices.tolist():
-            certificates.append(smoothed.certify(data.images[index], procedure, index=index))
+            certificates.append(smoothed.certify(data.inputs[index], procedure, index=index))
             bar.advance()
     return Certified(sigma, indices, data.labels[indices], certificates)
 
 
-def attack(model: nn.Module, data: ImageData, indices: npt.NDArray[np.int64]) -> Attacked:
+def attack(model: nn.Module, data: ArrayData, indices: npt.NDArray[np.int64]) -> Attacked:
     """Attack the undefended network on the same images."""
     images, labels = _tensors(data)
     with _one_thread():
@@ -150,6 +150,8 @@ def write_all(
     certified: Sequence[Certified],
     attacked: Attacked,
     panel: npt.NDArray[np.uint8],
+    training: ArrayData,
+    epochs: int,
     seed: int,
 ) -> list[tuple[Path, str]]:
     """Write figures, certificates and weights; return what is where."""
@@ -159,14 +161,25 @@ def write_all(
     save_figure(noise_panel(panel, [c.sigma for c in certified], seed=seed), folder / NOISE)
     _write_certificates(folder / CERTIFICATES, certified)
     for sigma, model in models.items():
-        with replacing(folder / weights_name(sigma)) as partial:
-            partial.write_bytes(save(model.state_dict()))
+        save_checkpoint(folder / weights_name(sigma), model, _recipe(training, sigma, epochs, seed))
     return [
         (folder / CURVES[0], "the table as curves (and .svg)"),
         (folder / NOISE, "what the networks see"),
         (folder / CERTIFICATES, "every certificate with its votes"),
-        (folder / "model-*.safetensors", "the trained weights"),
+        (folder / "model-*.safetensors", "the trained networks, for smoothcert inspect"),
     ]
+
+
+def _recipe(data: ArrayData, sigma: float, epochs: int, seed: int) -> Recipe:
+    return Recipe(
+        architecture="small-cnn",
+        num_classes=len(data.classes or ()),
+        input_shape=data.shape,
+        classes=data.classes,
+        sigma=sigma,
+        data=data.name,
+        training={"recipe": "gaussian", "epochs": epochs, "seed": seed},
+    )
 
 
 def _write_certificates(path: Path, certified: Sequence[Certified]) -> None:

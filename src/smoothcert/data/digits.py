@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from smoothcert.data.dataset import ImageData
+from smoothcert.data.dataset import ArrayData
 from smoothcert.errors import MissingExtraError
 
 TEST_SIZE = 500
 _SPLIT_SEED = 2019  # part of the data set's definition: another number would be another test set
 
 
-def load_digits() -> tuple[ImageData, ImageData]:
+def load_digits() -> tuple[ArrayData, ArrayData]:
     """The 1,297 training and 500 test images, always split in the same way.
 
     The original grey levels 0 to 16 become round(v·255/16), so that every pixel lies on the 8-bit grid.
@@ -26,7 +26,7 @@ def load_digits() -> tuple[ImageData, ImageData]:
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(images))
     classes = tuple(str(digit) for digit in range(10))
 
-    def part(rows: np.ndarray, name: str) -> ImageData:
-        return ImageData(images[rows], labels[rows], classes, name)
+    def part(rows: np.ndarray, name: str) -> ArrayData:
+        return ArrayData(images[rows], labels[rows], classes, name)
 
     return part(order[TEST_SIZE:], "digits (train)"), part(order[:TEST_SIZE], "digits (test)")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from smoothcert.checks import check_count
-from smoothcert.errors import ConfigError
+from smoothcert.errors import ConfigError, ModelError
 
 
 class Normalize(nn.Module):
@@ -63,3 +63,20 @@ class Resized(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Classify a batch [B, C, H, W]."""
         return self.model(functional.interpolate(x, self.size, mode="bilinear", align_corners=False, antialias=True))
+
+
+class Ensemble(nn.Module):
+    """The mean of several classifiers' scores, as one classifier."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if not members:
+            raise ConfigError("Expected at least one member of an ensemble, got none.")
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify a batch [B, *D] by every member; ModelError where one gives labels, which have no mean."""
+        scores = [member(x) for member in self.members]
+        if any(one.ndim != 2 or not one.is_floating_point() for one in scores):
+            raise ModelError("Expected scores [B, K] of every member of an ensemble, got labels or another shape.")
+        return torch.stack(scores).mean(dim=0)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from smoothcert.checks import check_alpha, check_count, check_sigma
 from smoothcert.errors import ConfigError, InputError, MissingExtraError
+from smoothcert.files import check_writable, replacing
 from smoothcert.records import floor_decimal
-from smoothcert.report.files import check_writable, replacing
 from smoothcert.stats.accuracy import accuracy_curve
 from smoothcert.stats.radii import cohen_radius, lecuyer_radius, li_radius, max_radius
 

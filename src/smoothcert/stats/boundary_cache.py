@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from smoothcert.folders import cache_root
 from smoothcert.stats.boundaries import Boundary, crossing_probability, new_boundary
 
 VERSION = 2  # to be raised whenever boundaries are found in another way
@@ -23,12 +23,8 @@ _MARGIN = 1e-9  # two ways to add up the same probabilities may differ by this m
 
 
 def cache_folder() -> Path:
-    """Where boundaries are kept: $SMOOTHCERT_CACHE, or the user's cache directory."""
-    root = os.environ.get("SMOOTHCERT_CACHE")
-    if root:
-        return Path(root) / "boundaries"
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or str(Path("~/.cache").expanduser())
-    return Path(base) / "smoothcert" / "boundaries"
+    """Where boundaries are kept."""
+    return cache_root() / "boundaries"
 
 
 @lru_cache(maxsize=4096)

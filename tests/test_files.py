@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from smoothcert.errors import OutputError
-from smoothcert.report.files import check_writable, prepare_folder, replacing
+from smoothcert.files import check_writable, prepare_folder, replacing
 
 
 def test_the_file_appears_whole_once_the_block_is_done(tmp_path):
@@ -77,7 +77,7 @@ def test_a_folder_that_refuses_writing_is_an_output_error(tmp_path, monkeypatch)
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     # Not by file modes: the superuser may write anywhere.
-    monkeypatch.setattr("smoothcert.report.files.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("smoothcert.files.tempfile.TemporaryFile", refuse)
     with pytest.raises(OutputError, match="Permission denied"):
         check_writable(tmp_path / "a.txt")
 

@@ -1,0 +1,119 @@
+"""Settings that several commands share: which model, which inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from smoothcert.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from smoothcert.data.dataset import Dataset
+    from smoothcert.models.classifier import Classifier
+
+# Settings that may be left out, without "None" all over the help.
+OptionalText = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")]
+OptionalInts = Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="N ...", help_behavior_hint="")]
+OptionalFloats = Annotated[tuple[float, ...] | None, tyro.conf.arg(metavar="X ...", help_behavior_hint="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """Which model, and what it does not say about itself."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A file (.safetensors .onnx .pt2 .pt .pth .joblib), a training run's folder, timm:NAME, hf:NAME, torchvision:NAME,
+    package.module:name, file.py:name, or ensemble:A,B."""
+    arch: OptionalText = None
+    """The architecture, for a file that holds weights only."""
+    num_classes: OptionalInt = None
+    """How many classes, for a model that returns labels only."""
+    input_shape: OptionalInts = None
+    """Shape of one input, such as 3 32 32, for a model that does not declare it."""
+    mean: OptionalFloats = None
+    """With --std: put (x − mean) / std in front, for a model trained on such inputs."""
+    std: OptionalFloats = None
+    """See --mean; one per channel."""
+    denoiser: OptionalText = None
+    """A denoiser in front: gaussian, median, wiener, tv, nl-means, wavelet, or a checkpoint."""
+    unsafe_load: bool = False
+    """Allow a model file to run its own code while it is loaded. Only for files you trust."""
+
+    def load_model(self, sigma: float | None) -> Classifier:
+        """The base classifier, with a denoiser for noise `sigma` in front if one was asked for."""
+        from smoothcert.models import load
+
+        return load(
+            self.model,
+            arch=self.arch,
+            num_classes=self.num_classes,
+            input_shape=self.input_shape,
+            mean=self.mean,
+            std=self.std,
+            denoiser=self.denoiser,
+            sigma=sigma,
+            unsafe=self.unsafe_load,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataArguments:
+    """Which inputs of a data set, and how images are prepared."""
+
+    split: str = "test"
+    """Which part of the data set."""
+    data_root: OptionalPath = None
+    """Folder with the data sets; by default $SMOOTHCERT_DATA, else the cache directory."""
+    labels: OptionalPath = None
+    """File with the true classes, for data that has none."""
+    size: OptionalInt = None
+    """Bring images to this size; by default to the model's, where they differ among themselves."""
+    crop: float = 0.875
+    """The part of a resized image that is kept, from its middle."""
+    every: int = 1
+    """Take every k-th input."""
+    first: OptionalInt = None
+    """Take at most this many."""
+    indices: OptionalInts = None
+    """Take just these inputs."""
+
+    def load_data(self, source: str, classifier: Classifier) -> Dataset:
+        """The data set, its images brought to the model's size where they have sizes of their own."""
+        from smoothcert.data import load
+
+        wanted = classifier.input_shape
+        size = None if wanted is None or len(wanted) != 3 else wanted[1:]
+        grey = size is not None and wanted[0] == 1
+
+        def prepared(size: int | tuple[int, ...] | None) -> Dataset:
+            return load(
+                source,
+                split=self.split,
+                root=self.data_root,
+                size=size,
+                crop=self.crop,
+                channels=1 if grey else None,
+                labels=self.labels,
+            )
+
+        data = prepared(self.size)
+        return data if data.shape is not None or size is None else prepared(size)
+
+    def select(self, data: Dataset) -> npt.NDArray[np.int64]:
+        """The indices of the chosen inputs."""
+        from smoothcert.data import select_indices
+
+        if self.indices is not None:
+            if self.every != 1 or self.first is not None:
+                raise ConfigError("Expected either `indices` or `every` and `first`, got both.")
+            return select_indices(len(data), indices=self.indices)
+        return select_indices(len(data), every=self.every, first=self.first)

@@ -1,0 +1,149 @@
+"""Trained networks of ours on disk: weights in safetensors, with everything needed to rebuild the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.errors import ModelError, SmoothcertError
+from smoothcert.models.architectures import ALIASES, ARCHITECTURES, build
+from smoothcert.models.classifier import AS_GIVEN, Classifier, affine_words
+from smoothcert.models.hashes import hash_tensors
+from smoothcert.models.layers import Normalize
+from smoothcert.models.sealed import read_safetensors, write_sealed
+from smoothcert.models.weights import load_weights
+
+WEIGHTS_FILE = "model.safetensors"  # in a training run's directory
+
+
+def _built(architecture: str, num_classes: int, input_shape: tuple[int, ...] | None) -> nn.Module:
+    """The network with weights that will be replaced; drawing them leaves the caller's random state alone."""
+    with torch.random.fork_rng(devices=[]):
+        return build(architecture, classes=num_classes, input_shape=input_shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a network is built and how it came about: what a checkpoint says beside its weights."""
+
+    architecture: str
+    num_classes: int
+    input_shape: tuple[int, ...]
+    classes: tuple[str, ...] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    sigma: float | None = None
+    data: str | None = None
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def network(self) -> nn.Module:
+        """The network without its weights, behind its normalisation if it has one."""
+        bare = _built(self.architecture, self.num_classes, self.input_shape)
+        return bare if self.mean is None or self.std is None else nn.Sequential(Normalize(self.mean, self.std), bare)
+
+    @property
+    def normalization(self) -> str:
+        """Where pixels are brought to the network's own scale."""
+        if self.mean is None or self.std is None:
+            return AS_GIVEN.replace("declared", "needed")
+        return f"the network's first layer: {affine_words(self.mean, self.std)}"
+
+
+def save_checkpoint(path: Path, network: nn.Module, recipe: Recipe) -> None:
+    """Write the weights of `network`, which `recipe.network()` could have made, and the recipe; all or nothing."""
+    weights = network.state_dict()
+    load_weights(recipe.network(), weights, str(path))  # what does not fit fails here rather than when it is needed
+    write_sealed(path, weights, asdict(recipe))
+
+
+def load_checkpoint(
+    path: Path,
+    *,
+    architecture: str | None = None,
+    num_classes: int | None = None,
+    input_shape: tuple[int, ...] | None = None,
+) -> Classifier:
+    """A network from a .safetensors file: of ours, or any other if its `architecture` is given."""
+    weights, about = read_safetensors(path)
+    if about is None:
+        if architecture is None:
+            raise ModelError(
+                f"{path} holds weights but not of which network: it was not written by smoothcert. Name its "
+                "architecture, with --arch or arch=…"
+            )
+        return foreign_weights(weights, architecture, path, num_classes=num_classes, input_shape=input_shape)
+    recipe = _recipe(path, about)
+    if architecture not in (None, recipe.architecture):
+        raise ModelError(f"{path} holds a network of architecture {recipe.architecture!r}, not {architecture!r}.")
+    network = recipe.network()
+    load_weights(network, weights, str(path))
+    return Classifier(
+        network=network.eval(),
+        source=str(path),
+        kind="checkpoint",
+        normalization=recipe.normalization,
+        weights_hash=hash_tensors(weights),
+        input_shape=recipe.input_shape,
+        num_classes=recipe.num_classes,
+        classes=recipe.classes,
+        sigma=recipe.sigma,
+    )
+
+
+def read_recipe(path: Path) -> Recipe:
+    """What a checkpoint of ours says beside its weights."""
+    _, about = read_safetensors(path)
+    if about is None:
+        raise ModelError(f"Expected a checkpoint written by smoothcert, got {path} without our metadata.")
+    return _recipe(path, about)
+
+
+def foreign_weights(
+    weights: Mapping[str, Tensor],
+    architecture: str,
+    path: Path,
+    *,
+    num_classes: int | None,
+    input_shape: tuple[int, ...] | None,
+) -> Classifier:
+    """A network of a named architecture with weights from elsewhere."""
+    network = _built(architecture, num_classes or _classes_in(weights, architecture, path), input_shape)
+    notes = load_weights(network, weights, str(path))
+    return Classifier(
+        network=network.eval(),
+        source=str(path),
+        kind="weights",
+        weights_hash=hash_tensors(weights),
+        input_shape=input_shape or ARCHITECTURES[ALIASES.get(architecture, architecture)].input_shape,
+        num_classes=num_classes or len(list(network.state_dict().values())[-1]),
+        notes=notes,
+    )
+
+
+def _classes_in(weights: Mapping[str, Tensor], architecture: str, path: Path) -> int:
+    """The number of classes: the length of the last layer's bias, by its name or, in another's words, by its place."""
+    last = list(_built(architecture, 2, None).state_dict())[-1]
+    bias = [tensor for name, tensor in weights.items() if f".{name}".endswith(f".{last}")] or list(weights.values())[
+        -1:
+    ]
+    if len(bias) != 1 or bias[0].ndim != 1 or len(bias[0]) < 2:
+        raise ModelError(f"Cannot tell from {path} how many classes there are: give num_classes.")
+    return len(bias[0])
+
+
+def _recipe(path: Path, about: dict[str, Any]) -> Recipe:
+    known = {one.name for one in fields(Recipe)}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in about.items()}
+    try:
+        if set(given) - known:
+            raise TypeError(f"unknown {', '.join(sorted(set(given) - known))}")
+        recipe = Recipe(**given)
+        recipe.network()
+    except (TypeError, ValueError, SmoothcertError) as error:
+        raise ModelError(f"The metadata of {path} does not describe a network ({error}).") from error
+    return recipe

@@ -1,0 +1,31 @@
+"""Hashes that name weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def hash_tensors(tensors: Mapping[str, Any]) -> str:
+    """The SHA-256 of a state dict: names, types, shapes and bits, whatever their order and device."""
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        if not isinstance(value, Tensor):  # extra state of some layers
+            digest.update(f"{name}:{value!r}".encode())
+            continue
+        tensor = value.detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def hash_bytes(*contents: bytes) -> str:
+    """The SHA-256 of the content of a file, or of several one after the other."""
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(content)
+    return f"sha256:{digest.hexdigest()}"

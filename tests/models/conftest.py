@@ -1,0 +1,44 @@
+"""One small network, trained for real, that the tests of model sources export to every kind of file."""
+
+import numpy as np
+import pytest
+import torch
+
+from smoothcert.data.digits import load_digits
+from smoothcert.models.architectures import small_cnn
+from smoothcert.models.checkpoints import Recipe
+from smoothcert.training.loop import seeded, train
+
+RECIPE = Recipe(
+    architecture="small-cnn",
+    num_classes=10,
+    input_shape=(1, 8, 8),
+    classes=tuple("0123456789"),
+    sigma=0.25,
+    data="digits (train)",
+    training={"recipe": "gaussian", "epochs": 8, "seed": 0},
+)
+
+
+@pytest.fixture(scope="session")
+def digits():
+    return load_digits()
+
+
+@pytest.fixture(scope="session")
+def network(digits):
+    training, _ = digits
+    images, labels = torch.from_numpy(training.inputs).float() / 255, torch.from_numpy(training.labels)
+    settings = {"sigma": 0.25, "epochs": 8, "batch_size": 64, "learning_rate": 0.05, "seed": 0}
+    return train(seeded(small_cnn, 0), images, labels, **settings).eval()
+
+
+@pytest.fixture
+def recipe():
+    return RECIPE
+
+
+@pytest.fixture(scope="session")
+def inputs(digits):
+    """Three test images whose votes are divided, so that equal votes mean something."""
+    return digits[1].inputs[np.array([4, 7, 12])]
