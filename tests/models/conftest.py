@@ -4,20 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from networks import RECIPE
 from smoothcert.data.digits import load_digits
 from smoothcert.models.architectures import small_cnn
-from smoothcert.models.checkpoints import Recipe
 from smoothcert.training.loop import seeded, train
-
-RECIPE = Recipe(
-    architecture="small-cnn",
-    num_classes=10,
-    input_shape=(1, 8, 8),
-    classes=tuple("0123456789"),
-    sigma=0.25,
-    data="digits (train)",
-    training={"recipe": "gaussian", "epochs": 8, "seed": 0},
-)
 
 
 @pytest.fixture(scope="session")

@@ -17,23 +17,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
 from torch import nn
 
+from networks import RECIPE
 from smoothcert import FixedN, Normalize, Smoothed, models
 from smoothcert.errors import ConfigError, InputError, MissingExtraError, ModelError
 from smoothcert.models.architectures import cifar_resnet
-from smoothcert.models.checkpoints import Recipe, save_checkpoint
+from smoothcert.models.checkpoints import save_checkpoint
 from smoothcert.models.classifier import Classifier
 
 PROCEDURE = FixedN(n=2_000, n0=50, alpha=0.01)
 EXPORTED = {0: torch.export.Dim("batch")}
-RECIPE = Recipe(
-    architecture="small-cnn",
-    num_classes=10,
-    input_shape=(1, 8, 8),
-    classes=tuple("0123456789"),
-    sigma=0.25,
-    data="digits (train)",
-    training={"recipe": "gaussian", "epochs": 8, "seed": 0},
-)
 
 
 def votes(model, inputs, **settings):
