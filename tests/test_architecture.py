@@ -18,7 +18,7 @@ STOREYS = [
     {"sampling"},
     {"tuning", "worst_cases", "training", "attacks"},
     {"smoothed"},
-    {"inspection"},
+    {"inspection", "runs"},
     {"report"},
     {"cli"},
 ]

@@ -25,6 +25,10 @@ class ModelError(SmoothcertError, RuntimeError):
     exit_code = 3
 
 
+class ModelChangedError(ModelError):
+    """The base classifier's weights changed while it was being certified."""
+
+
 class ResumeError(SmoothcertError, RuntimeError):
     """A run on disk is not the one that is being resumed."""
 

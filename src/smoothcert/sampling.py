@@ -28,7 +28,7 @@ from smoothcert.streams import Stream
 
 log = logging.getLogger("smoothcert")
 
-_MAX_WORKERS = 4  # more than that and Python's global lock is what they wait for
+MAX_WORKERS = 4  # more than that and Python's global lock is what they wait for
 # A noise block that crosses the line between two tasks is made for both of them: so lines are not too close, where
 # each worker has tasks enough to be done at about the same time as the others.
 _BLOCKS_PER_TASK = 2
@@ -37,11 +37,16 @@ _TASKS_PER_WORKER = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the forward passes are run. It changes how long they take, not which noise is drawn."""
+    """How the forward passes are run. It changes how long they take, not which noise is drawn.
+
+    Scores can differ in their last bits with the batch size, the layout and the number of `threads` that torch computes
+    one batch with (by default the workers' share of torch's), but not with the number of workers.
+    """
 
     batch_size: int
     channels_last: bool = False
     workers: int = 1
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,12 +75,12 @@ def worker_count(model: Model, device: torch.device) -> int:
     """Several workers for a module on the CPU; one for a GPU, and for callables that may not be thread-safe."""
     safe = isinstance(model, nn.Module) and all(getattr(part, "thread_safe", True) for part in model.modules())
     if device.type == "cpu" and safe:
-        return min(torch.get_num_threads(), _MAX_WORKERS)
+        return min(torch.get_num_threads(), MAX_WORKERS)
     return 1
 
 
 @cache
-def worker_pool(workers: int) -> ThreadPoolExecutor:
+def worker_pool(workers: int, threads_each: int | None = None) -> ThreadPoolExecutor:
     """Threads that share out torch's CPU threads between them, kept for the life of the process.
 
     Two workers with one thread each beat one worker with two: while one makes noise, the other classifies.
@@ -85,7 +90,7 @@ def worker_pool(workers: int) -> ThreadPoolExecutor:
 
     def start() -> None:
         torch.get_num_threads()  # a thread's first look at its setting overwrites it: have that behind us
-        torch.set_num_threads(max(1, threads // workers))
+        torch.set_num_threads(threads_each or max(1, threads // workers))
         ready.wait()
 
     pool = ThreadPoolExecutor(workers, thread_name_prefix="smoothcert")
@@ -327,9 +332,9 @@ def count_votes_together(
     job = _Job(model, requests, num_classes=num_classes, plan=plan, device=device, on_draws=on_draws)
     workers = min(plan.workers, job.task_count)
     with evaluating(model):
-        if workers <= 1:
+        if workers <= 1 and plan.threads is None:
             return _Worker(job).run().votes()
-        futures = [worker_pool(plan.workers).submit(_Worker(job).run) for _ in range(workers)]
+        futures = [worker_pool(plan.workers, plan.threads).submit(_Worker(job).run) for _ in range(workers)]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:

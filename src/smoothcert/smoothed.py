@@ -20,11 +20,19 @@ from smoothcert.models.contract import Model, check_contract
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
 from smoothcert.progress import ProgressBar
 from smoothcert.records import Bounds, Certificate, Decision, Prediction
-from smoothcert.sampling import Plan, Request, count_votes_together, pick_device, preserved_random_state, worker_count
+from smoothcert.sampling import (
+    MAX_WORKERS,
+    Plan,
+    Request,
+    count_votes_together,
+    pick_device,
+    preserved_random_state,
+    worker_count,
+)
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN, Predict, Procedure, Running, SequentialPredict, describe
-from smoothcert.streams import Stream, make_key
+from smoothcert.streams import Stream, make_key, parse_key
 from smoothcert.tuning import tuned_plan
 
 Result = TypeVar("Result", Certificate, Prediction)
@@ -53,9 +61,10 @@ def _next_round(pending: deque[_Case], plan: Plan) -> list[_Case]:
     """Take the first cases that together want draws enough to keep all workers busy.
 
     More of them would not make a round more efficient, only longer without news. Cases that want little are no
-    more than the workers' batches have rows, so that they take no more memory than those, and fill them still.
+    more than the workers' batches have rows, so that they take no more memory than those, and fill them still. How many
+    workers there are makes no difference, so that the same draws share a batch on any machine.
     """
-    most_cases = plan.workers * plan.batch_size
+    most_cases = MAX_WORKERS * plan.batch_size
     chosen: list[_Case] = []
     draws = 0
     while pending and len(chosen) < most_cases and draws < _ROUND_BATCHES * most_cases:
@@ -88,6 +97,19 @@ def _label_at(label: int | Sequence[int] | None, place: int, count: int) -> int 
     return int(labels[place])
 
 
+def _input_ids(inputs: Sequence[npt.NDArray[np.float32]], index: int | Sequence[int] | None) -> list[str]:
+    """The names of the inputs in the noise stream, each another one: draws must not serve twice."""
+    if index is None:
+        return [content_id(one) for one in inputs]
+    if isinstance(index, int | np.integer):
+        first = check_count("index", index, least=0)
+        return [f"index:{first + i}" for i in range(len(inputs))]
+    numbers = [check_count("index", one, least=0) for one in index]
+    if len(numbers) != len(inputs) or len(set(numbers)) < len(numbers):
+        raise ConfigError(f"Expected {len(inputs)} different numbers in `index`, one per input, got {numbers}.")
+    return [f"index:{number}" for number in numbers]
+
+
 class Smoothed:
     """The classifier that answers with the class `model` chooses most often on noisy copies of the input.
 
@@ -107,9 +129,12 @@ class Smoothed:
         seed: repeats the same noise. By default a fresh 256-bit key is drawn from the operating system, after the
             weights are fixed; either way the key is in every result, and asking the same question twice gives the
             same answer.
+        key: the key of an earlier result in hexadecimal, to draw the same noise again.
+        plan: how to run the forward passes, instead of `batch_size`; such as an earlier `plan_for` found.
         secure: for evidence against an adversary who may have chosen the model: only grid noise, no seed.
         allow_random: accept a model whose answers are random (fresh for every row); Theorem 1 covers it.
         progress: show a progress bar for what takes longer than two seconds; by default on a terminal.
+        on_draws: called with the number of draws whenever some were made.
     """
 
     def __init__(
@@ -123,10 +148,13 @@ class Smoothed:
         input_range: Range | None = (0.0, 1.0),
         batch_size: int | None = None,
         device: str | torch.device | None = None,
+        plan: Plan | None = None,
         seed: int | None = None,
+        key: str | None = None,
         secure: bool = False,
         allow_random: bool = False,
         progress: bool | None = None,
+        on_draws: Callable[[int], None] | None = None,
     ) -> None:
         if isinstance(model, Classifier):
             num_classes = model.num_classes if num_classes is None else num_classes
@@ -144,6 +172,10 @@ class Smoothed:
                 raise ConfigError(f"Expected `noise` with sigma={self.sigma:g}, got {noise.sigma:g}.")
         else:
             check_choice("noise", noise, ["auto", *NOISES])
+        if plan is not None and batch_size is not None:
+            raise ConfigError("Expected either `plan` or `batch_size`, got both.")
+        if key is not None and seed is not None:
+            raise ConfigError("Expected either `key` or `seed`, got both.")
         if secure and seed is not None:
             raise ConfigError("A secure run draws its key from the operating system: drop `seed` or `secure`.")
         if secure and noise not in ("auto", "grid"):
@@ -155,7 +187,8 @@ class Smoothed:
         self.input_range = input_range
         self._noise, self._batch_size = noise, batch_size
         self._secure, self._allow_random, self._progress = secure, allow_random, progress
-        self._key = make_key(seed)
+        self._given_plan, self._on_draws = plan, on_draws
+        self._key = make_key(seed) if key is None else parse_key(key)
         self._checked: dict[tuple[int, ...], int] = {}
 
     def __repr__(self) -> str:
@@ -177,7 +210,7 @@ class Smoothed:
         alpha: float | None = None,
         n_max: int | None = None,
         effort: str | float | None = None,
-        index: int | None = None,
+        index: int | Sequence[int] | None = None,
     ) -> Certificate | list[Certificate]:
         """Certify one input, or each of a batch: a class and the L2 radius within which it cannot change.
 
@@ -188,12 +221,12 @@ class Smoothed:
             procedure: how to go about it. By default `Grid` where `radii` are given and `Planned` elsewhere, which take
                 few draws; "paper" for the paper's CERTIFY (`FixedN`); or a procedure with settings of its own.
             radii: decide which of these radii hold, instead of finding one as large as the draws allow.
-            label: with `radii`, the true class, one per input, to evaluate a test set: tested straight away.
+            label: with `radii` or a `Grid`, the true class, one per input, to evaluate a test set: tested directly.
             alpha: the failure probability per input, 0.001 by default.
             n_max: the most draws per input, besides the few that plan them; 100,000 by default.
             effort: "quick", "balanced" or "full": how many draws a certificate is worth (see `Grid` and `Planned`).
-            index: names the input in the noise stream, such as its place in a test set, and of a batch the first one;
-                by default the name is derived from the content.
+            index: names the input in the noise stream, such as its place in a test set; of a batch the first one, or
+                each by a list. By default the name is derived from the content.
         """
         given = {"alpha": alpha, "n_max": n_max, "effort": effort}
         settings = {name: value for name, value in given.items() if value is not None}
@@ -213,7 +246,7 @@ class Smoothed:
         *,
         alpha: float | None = None,
         n_max: int | None = None,
-        index: int | None = None,
+        index: int | Sequence[int] | None = None,
     ) -> Prediction | list[Prediction]:
         """The smoothed classifier's class for one input, or for each of a batch; None where it is too close to call.
 
@@ -246,7 +279,7 @@ class Smoothed:
         settings: dict[str, Any],
     ) -> Callable[[int, int], Procedure[Bounds]]:
         """The procedure for the input at a place of so many."""
-        if label is not None and (radii is None or procedure is not None):
+        if label is not None and radii is None and not isinstance(procedure, Grid):
             raise ConfigError("A known `label` goes with `radii`: it is what the grid of radii is tested for.")
         if procedure is not None and radii is not None:
             raise ConfigError("Expected either `radii` or a `procedure`, got both: a Grid has its own radii.")
@@ -258,6 +291,8 @@ class Smoothed:
             return lambda *_: paper
         if procedure is not None:
             _refuse_settings(settings)
+            if isinstance(procedure, Grid) and label is not None:
+                return lambda place, count: replace(procedure, label=_label_at(label, place, count))
             return lambda *_: procedure
         if radii is None:
             planned = Planned(**settings)
@@ -270,16 +305,14 @@ class Smoothed:
         x: Any,
         procedure_for: Callable[[int, int], Procedure[Any]],
         conclude: Callable[..., Result],
-        index: int | None,
+        index: int | Sequence[int] | None,
     ) -> Result | list[Result]:
         """Answer for one input or each of a batch; `procedure_for(i, n)` is the procedure for the i-th of n."""
         inputs, batched = split_batch(x, self.input_shape)
-        if index is not None:
-            check_count("index", index, least=0)
+        names = _input_ids(inputs, index)
         cases = []
-        for i, one in enumerate(inputs):  # all are looked at before the first forward pass
+        for i, (one, name) in enumerate(zip(inputs, names, strict=True)):  # all are looked at before any forward pass
             check_values(one, self.input_range)
-            name = content_id(one) if index is None else f"index:{index + i}"
             procedure = procedure_for(i, len(inputs))
             cases.append(_Case(one, name, self._noise_for(one), procedure, Running(procedure)))
         with preserved_random_state(enabled=not self._allow_random):
@@ -290,7 +323,7 @@ class Smoothed:
     def _run(self, cases: list[_Case]) -> None:
         """Run every case to its conclusion, in rounds of draws that share their forward batches."""
         num_classes = self._check_model(cases[0].noise, cases[0].x)
-        plan = self._plan(cases[0].x.shape)
+        plan = self.plan_for(cases[0].x.shape)
         pending = deque(case for case in cases if not case.running.finished)
         # The one input's draws are worth watching, and of several how many are done.
         shows_draws, shows_inputs = (self._progress, False) if len(cases) == 1 else (False, self._progress)
@@ -302,6 +335,8 @@ class Smoothed:
 
                     def on_draws(number: int, draws: ProgressBar = draws) -> None:
                         draws.advance(number)
+                        if self._on_draws is not None:
+                            self._on_draws(number)
                         inputs.advance(0)  # lets it appear before the first input is done
 
                     votes = count_votes_together(
@@ -357,7 +392,17 @@ class Smoothed:
             )
         return self._checked[x.shape]
 
-    def _plan(self, shape: tuple[int, ...]) -> Plan:
+    def check(self, x: Any) -> int:
+        """Check the model's contract on noisy copies of one input; return the number of classes."""
+        [one], _ = split_batch(np.asarray(x)[None], np.asarray(x).shape)
+        check_values(one, self.input_range)
+        with preserved_random_state(enabled=not self._allow_random):
+            return self._check_model(self._noise_for(one), one)
+
+    def plan_for(self, shape: tuple[int, ...]) -> Plan:
+        """How forward passes on inputs of this shape are run: as given, or as measured to be the fastest."""
+        if self._given_plan is not None:
+            return self._given_plan
         if self._batch_size is not None:
             return Plan(self._batch_size, workers=worker_count(self.model, self.device))
         return tuned_plan(self.model, shape, self.device)

@@ -29,6 +29,17 @@ def make_key(seed: int | None) -> bytes:
     return hashlib.sha256(f"smoothcert seed {seed}".encode()).digest()
 
 
+def parse_key(text: str) -> bytes:
+    """The key that a result shows in hexadecimal."""
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"Expected `key` to be {2 * KEY_BYTES} hexadecimal digits, got {text!r}.")
+    return key
+
+
 @dataclass(frozen=True, slots=True)
 class Stream:
     """The bits of one stage of one input under one key."""

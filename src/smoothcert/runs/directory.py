@@ -1,0 +1,191 @@
+"""Run directories: opened for reading, or for one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smoothcert.errors import ConfigError, MissingExtraError, OutputError, ResumeError
+from smoothcert.records import Certificate, Prediction
+from smoothcert.runs.journal import Journal, Row, read_lines
+from smoothcert.runs.lock import Lock
+from smoothcert.runs.manifest import FILE, Manifest, differences, read_manifest
+from smoothcert.runs.rows import row_result
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+ROWS = {"certify": "certificates.jsonl", "predict": "predictions.jsonl", "import": "certificates.jsonl"}
+LOCK = "lock"
+TIMES = "times.jsonl"
+
+
+class Run:
+    """A run on disk, whole or under way: its manifest, its rows, and what these say."""
+
+    def __init__(self, path: Path, manifest: Manifest, rows: Sequence[Row], notice: str | None = None) -> None:
+        self.path, self.manifest, self.rows, self.notice = path, manifest, list(rows), notice
+
+    @property
+    def complete(self) -> bool:
+        """True when every input has its row."""
+        return len(self.rows) == len(self.manifest.indices)
+
+    @property
+    def sigma(self) -> float:
+        """The noise level."""
+        return float(self.manifest.values["sigma"])
+
+    @cached_property
+    def certificates(self) -> list[Certificate | Prediction | None]:
+        """The results in the order of the rows; None for inputs that failed and for imported rows, without votes."""
+        return [row_result(row, self.manifest.values) for row in self.rows]
+
+    @property
+    def votes(self) -> npt.NDArray[np.int64]:
+        """All stages' votes by input and class [rows, classes]; rows without votes are zeros."""
+        classes = self.manifest.values["model"]["num_classes"]
+        counts = np.zeros((len(self.rows), classes), np.int64)
+        for place, result in enumerate(self.certificates):
+            for stage in () if result is None else result.stages:
+                counts[place] += stage.counts
+        return counts
+
+    @property
+    def errors(self) -> list[Row]:
+        """The rows of inputs that failed."""
+        return [row for row in self.rows if "error" in row]
+
+    def table(self) -> dict[str, list[Any]]:
+        """The rows as columns: index, true, label (None: abstained), radius, correct, draws, error."""
+        results = zip(self.rows, self.certificates, strict=True)
+        return {
+            "index": [row["index"] for row in self.rows],
+            "true": [row["true"] for row in self.rows],
+            "label": [row.get("label") for row in self.rows],
+            "radius": [float(row.get("radius", 0.0)) for row in self.rows],
+            "correct": [row.get("label") is not None and row["label"] == row["true"] for row in self.rows],
+            "draws": [None if result is None else result.draws for _, result in results],
+            "error": [row.get("error") for row in self.rows],
+        }
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`table` as a data frame of pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("pandas", "pandas") from error
+        return pandas.DataFrame(self.table())
+
+    def to_polars(self) -> polars.DataFrame:
+        """`table` as a data frame of polars."""
+        try:
+            import polars
+        except ImportError as error:
+            raise MissingExtraError("polars", "polars") from error
+        return polars.DataFrame(self.table())
+
+
+def open_run(path: str | Path) -> Run:
+    """The run in a directory, for reading; it may still be under way.
+
+    ResumeError if the manifest or a row is damaged. A last line that is cut off is left out, and `notice` says so.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    if manifest.kind not in ROWS:
+        raise ResumeError(f"Expected a run of a kind known here in {folder}, got {manifest.kind!r}.")
+    rows, _, notice = read_lines(folder / ROWS[manifest.kind], manifest.run_id)
+    _check_rows(folder, manifest, rows)
+    return Run(folder, manifest, rows, notice)
+
+
+def _check_rows(folder: Path, manifest: Manifest, rows: Sequence[Row]) -> None:
+    indices = manifest.indices
+    if len(rows) > len(indices):
+        raise ResumeError(f"Expected at most {len(indices):,} rows in {folder}, got {len(rows):,}.")
+    for number, (row, index) in enumerate(zip(rows, indices, strict=False), start=1):
+        if row.get("index") != index:
+            raise ResumeError(f"Expected line {number} in {folder} to be about input {index}, got {row.get('index')}.")
+
+
+class Writer:
+    """The one that may write to a run: holds its lock from before the model is loaded until all is written."""
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        self.path = path
+        self._created = _make_folder(path)
+        self._lock = Lock(path / LOCK)
+        try:
+            self.existing = self._existing(resume)
+        except BaseException:
+            self.close()
+            raise
+        self._journal: Journal | None = None
+
+    def _existing(self, resume: bool) -> Manifest | None:
+        if (self.path / FILE).exists():
+            if not resume:
+                raise ConfigError(
+                    f"There is a run in {self.path} already, and nothing is overwritten. Add --resume to go on with "
+                    "it, or choose another --out."
+                )
+            return read_manifest(self.path)
+        strange = [entry.name for entry in self.path.iterdir() if entry.name != LOCK and not entry.name.startswith(".")]
+        if strange:
+            raise ConfigError(f"Expected a new or empty folder for the run, {self.path} holds {strange[0]!r}.")
+        return None
+
+    def start(self, manifest: Manifest) -> Journal:
+        """Write the manifest, or hold it against the one that is there; return the journal to append to."""
+        if self.existing is None:
+            manifest.write(self.path)
+        else:
+            changed = differences(self.existing.values, manifest.values)
+            if changed:
+                raise ResumeError(
+                    f"This is not the run in {self.path}; what differs: {'; '.join(changed)}. Repeat its settings, or "
+                    "choose another --out."
+                )
+            manifest = self.existing
+        self._journal = Journal(self.path / ROWS[manifest.kind], manifest.run_id)
+        _check_rows(self.path, manifest, self._journal.rows)
+        return self._journal
+
+    def close(self) -> None:
+        """Close the files and let others write; a folder made in vain is removed."""
+        journal = getattr(self, "_journal", None)
+        if journal is not None:
+            journal.__exit__(None, None, None)
+        if self._created and not (self.path / FILE).exists():
+            (self.path / LOCK).unlink(missing_ok=True)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+        self._lock.release()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _make_folder(path: Path) -> bool:
+    """Make the run's folder if there is none; True if so."""
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"Cannot write a run to {path}: it is not a folder.")
+    if not path.parent.is_dir():
+        raise OutputError(f"Cannot create {path}: there is no folder {path.parent}. Create it first.")
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise OutputError(f"Cannot create {path}: {error.strerror}.") from error
+    return True
