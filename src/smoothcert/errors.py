@@ -29,6 +29,10 @@ class ModelChangedError(ModelError):
     """The base classifier's weights changed while it was being certified."""
 
 
+class RowsFailedError(ModelError):
+    """A run went to its end, but some inputs failed."""
+
+
 class ResumeError(SmoothcertError, RuntimeError):
     """A run on disk is not the one that is being resumed."""
 

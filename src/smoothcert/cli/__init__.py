@@ -13,17 +13,24 @@ import tyro
 from rich.console import Console
 
 from smoothcert import __version__
+from smoothcert.cli.certify import Certify
 from smoothcert.cli.data import Data
 from smoothcert.cli.demo import Demo
 from smoothcert.cli.inspect import Inspect
 from smoothcert.cli.plan import Plan
+from smoothcert.cli.predict import Predict
 from smoothcert.cli.replay import Replay
+from smoothcert.cli.run_command import Terminated
+from smoothcert.cli.show import Show
 from smoothcert.config import load_config
 from smoothcert.errors import SmoothcertError
 
 COMMANDS: dict[str, type[Any]] = {
     "demo": Demo,
     "inspect": Inspect,
+    "certify": Certify,
+    "predict": Predict,
+    "show": Show,
     "data": Data,
     "plan": Plan,
     "replay": Replay,
@@ -34,6 +41,8 @@ _EXAMPLES = """
 examples:
   smoothcert demo                       see it work, in under a minute
   smoothcert inspect MODEL --data DATA  is it the right model, and what would certifying it take
+  smoothcert certify MODEL DATA --sigma 0.25 --out RUN
+  smoothcert show RUN                   what was certified
   smoothcert data list                  which data sets are here
   smoothcert plan --sigma 0.25          how many draws which radius takes
   smoothcert replay votes.npz           any procedure on recorded votes
@@ -56,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
+    except Terminated as end:
+        return _fail("terminated", end.exit_code)
     except BrokenPipeError:  # whoever read our output has seen enough
         _silence_stdout()
         return 141

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from smoothcert.data.dataset import Dataset
     from smoothcert.models.classifier import Classifier
+    from smoothcert.models.spec import ModelSpec
 
 # Settings that may be left out, without "None" all over the help.
 OptionalText = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
@@ -48,21 +49,21 @@ class ModelArguments:
     unsafe_load: bool = False
     """Allow a model file to run its own code while it is loaded. Only for files you trust."""
 
-    def load_model(self, sigma: float | None) -> Classifier:
-        """The base classifier, with a denoiser for noise `sigma` in front if one was asked for."""
-        from smoothcert.models import load
+    def model_spec(self, sigma: float) -> ModelSpec:
+        """Where the base classifier comes from, with a denoiser for noise `sigma` in front if one was asked for."""
+        from smoothcert.models.spec import ModelSpec
 
-        return load(
-            self.model,
-            arch=self.arch,
-            num_classes=self.num_classes,
-            input_shape=self.input_shape,
-            mean=self.mean,
-            std=self.std,
-            denoiser=self.denoiser,
-            sigma=sigma,
-            unsafe=self.unsafe_load,
-        )
+        settings = {
+            "arch": self.arch,
+            "num_classes": self.num_classes,
+            "input_shape": self.input_shape,
+            "mean": self.mean,
+            "std": self.std,
+            "denoiser": self.denoiser,
+            "sigma": sigma,
+            "unsafe": self.unsafe_load,
+        }
+        return ModelSpec(source=self.model, settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)

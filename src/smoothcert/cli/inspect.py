@@ -71,7 +71,7 @@ class Inspect(ModelArguments, DataArguments):
     def run(self, console: Console) -> None:
         """Check everything, load, look, print."""
         self._check()
-        classifier = self.load_model(self.sigma)
+        classifier = self.model_spec(self.sigma).load()
         if self.data is None:
             _print_model(console, classifier) if not self.json else _print_json({"model": describe(classifier)})
             return

@@ -120,6 +120,7 @@ class Writer:
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         self.path = path
+        self._journal: Journal | None = None
         self._created = _make_folder(path)
         self._lock = Lock(path / LOCK)
         try:
@@ -127,7 +128,6 @@ class Writer:
         except BaseException:
             self.close()
             raise
-        self._journal: Journal | None = None
 
     def _existing(self, resume: bool) -> Manifest | None:
         if (self.path / FILE).exists():
@@ -160,9 +160,8 @@ class Writer:
 
     def close(self) -> None:
         """Close the files and let others write; a folder made in vain is removed."""
-        journal = getattr(self, "_journal", None)
-        if journal is not None:
-            journal.__exit__(None, None, None)
+        if self._journal is not None:
+            self._journal.close()
         if self._created and not (self.path / FILE).exists():
             (self.path / LOCK).unlink(missing_ok=True)
             if not any(self.path.iterdir()):

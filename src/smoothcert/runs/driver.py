@@ -21,12 +21,13 @@ from smoothcert import __version__
 from smoothcert.data.dataset import Dataset
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.models.classifier import Classifier
+from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.directory import TIMES, Run, Writer
 from smoothcert.runs.engines import Done, Processes, run_here, threads_per_process
 from smoothcert.runs.journal import Journal, Row
 from smoothcert.runs.manifest import FORMAT, Manifest
 from smoothcert.runs.settings import RunSettings
-from smoothcert.runs.work import Chunk, ModelSpec, Task, Worker, describe_error
+from smoothcert.runs.work import Chunk, Task, Worker, describe_error
 from smoothcert.sampling import Plan
 from smoothcert.smoothed import Smoothed
 from smoothcert.stats.procedures import FixedN, Predict, describe
@@ -43,7 +44,7 @@ def run_dataset(
     model: ModelSpec,
     data: Dataset,
     settings: RunSettings,
-    out: Path,
+    out: Path | Writer,
     *,
     indices: Sequence[int] | None = None,
     resume: bool = False,
@@ -54,14 +55,14 @@ def run_dataset(
     """Certify or predict the inputs of `data` under `indices`, by default all, into the run directory `out`.
 
     Rows are on disk as soon as they are made, in the order of the indices; a run that was cut off goes on with `resume`
-    and ends with the same file. `on_start(done, total, notice)` is told how much is there, `on_rows(rows, draws)` of
-    every chunk written, `on_draws(n)` of draws on the way.
+    and ends with the same file. `out` may be a `Writer` that holds the directory already. `on_start(done, total,
+    notice)` is told how much is there, `on_rows(rows, draws)` of every chunk written, `on_draws(n)` of draws on the way.
     """
     settings.check()
     chosen = list(range(len(data))) if indices is None else [int(index) for index in indices]
     if not chosen:
         raise ConfigError("Expected at least one input, got none.")
-    with Writer(out, resume=resume) as writer:
+    with contextlib.nullcontext(out) if isinstance(out, Writer) else Writer(out, resume=resume) as writer:
         prepared = _Prepared(model, data, settings, chosen, writer.existing)
         journal = writer.start(prepared.manifest)
         manifest = writer.existing or prepared.manifest
@@ -73,8 +74,8 @@ def run_dataset(
             listener = on_draws or (lambda _: None)
             results = prepared.run(done, listener)
             with contextlib.closing(results):
-                rows += _write(journal, results, prepared, done, out / TIMES, on_rows)
-    return Run(out, manifest, rows)
+                rows += _write(journal, results, prepared, done, writer.path / TIMES, on_rows)
+    return Run(writer.path, manifest, rows)
 
 
 class _Prepared:

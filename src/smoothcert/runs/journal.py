@@ -112,7 +112,13 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._file)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; nothing is left to be written."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 def _write(file: int, content: bytes, offset: int) -> None:

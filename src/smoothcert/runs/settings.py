@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from smoothcert.stats.procedures import Procedure
 
 
+def parse_shard(text: str, *, most: int) -> tuple[int, int]:
+    """The part and the number of parts in "I/N"."""
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= most):
+        raise ConfigError(f"Expected `shard` as I/N, from 1/N to N/N with N at most {most}, got {text!r}.")
+    return int(number), int(count)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """Settings of a run that certifies or predicts."""

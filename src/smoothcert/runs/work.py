@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,11 @@ from smoothcert.errors import ModelChangedError, ModelError
 from smoothcert.inputs import as_float32, content_id
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.hashes import hash_tensors
-from smoothcert.models.sources import load
+from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.rows import Row, result_row
 from smoothcert.sampling import Plan
 from smoothcert.smoothed import Smoothed
 from smoothcert.stats.procedures import Procedure
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """Where the model comes from, in a form that can be sent to another process; see `models.load`."""
-
-    source: Any
-    settings: dict[str, Any] = field(default_factory=dict)
-    fitted: tuple[int, ...] | None = None
-
-    def load(self) -> Classifier:
-        """The base classifier, for inputs of the shape it was fitted to."""
-        classifier = load(self.source, **self.settings)
-        return classifier if self.fitted is None else classifier.fitted(self.fitted)
 
 
 @dataclass(frozen=True, kw_only=True)

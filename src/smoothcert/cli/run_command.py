@@ -1,0 +1,162 @@
+"""What the commands certify and predict have in common: load, run, watch, sum up."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from smoothcert.cli.arguments import DataArguments, ModelArguments
+from smoothcert.errors import RowsFailedError
+from smoothcert.progress import ProgressBar
+from smoothcert.runs.directory import Writer
+from smoothcert.runs.settings import RunSettings
+
+if TYPE_CHECKING:
+    from smoothcert.runs.directory import Run
+
+
+class Terminated(BaseException):
+    """A signal asked us to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArguments(ModelArguments, DataArguments, RunSettings):
+    """Model, data and settings of a run, and where it goes."""
+
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+    """Data set by name (digits, mnist, fashion-mnist, cifar10, cifar100, svhn, imagenet, hf:NAME), or a folder of
+    images, .npz or .npy."""
+    out: Annotated[Path, tyro.conf.arg(metavar="RUN")]
+    """Directory of the run; a new one, or with --resume the one to go on with."""
+    resume: bool = False
+    """Go on with the run in --out, after a crash or Ctrl-C."""
+    shard: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="")] = None
+    """Take only the I-th of N parts of the chosen inputs, from 1/N; give all parts the same --seed, then merge."""
+    json: bool = False
+    """Print one JSON object at the end."""
+
+    def execute(self, console: Console) -> Run:
+        """Check everything, run, and return the finished run."""
+        self.check()
+        watch = _Watch(console, quiet=self.json)
+        # The directory is taken before torch and the model are loaded: who comes second is told at once.
+        with ending_on_signals(), Writer(self.out, resume=self.resume) as writer, watch:
+            from smoothcert.runs.driver import run_dataset
+
+            spec = self.model_spec(self.sigma)
+            data = self.load_data(self.data, spec.load())
+            return run_dataset(
+                spec,
+                data,
+                self,
+                writer,
+                indices=self._part(self.select(data).tolist()),
+                resume=self.resume,
+                on_start=watch.start,
+                on_rows=watch.rows,
+                on_draws=watch.draws,
+            )
+
+    def _part(self, indices: list[int]) -> list[int]:
+        from smoothcert.runs.settings import parse_shard
+
+        if self.shard is None:
+            return indices
+        number, count = parse_shard(self.shard, most=len(indices))
+        return indices[number - 1 :: count]
+
+
+class _Watch:
+    """A progress bar with rate, draws and accuracy so far; silent where nobody watches."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        self._console, self._quiet = console, quiet
+        self._bar: ProgressBar | None = None
+        self._drawn = self._right = self._rows = self._labelled = 0
+        self._settled = 0
+        self._began = time.monotonic()
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*error)
+
+    def start(self, done: int, total: int, notice: str | None) -> None:
+        if notice and not self._quiet:
+            sys.stderr.write(f"notice: {notice}\n")
+        if done and not self._quiet:
+            self._console.print(f"{done:,} of {total:,} inputs are there already.")
+        self._bar = ProgressBar("inputs", total)
+        self._bar.advance(done)
+        self._began = time.monotonic()
+
+    def draws(self, number: int) -> None:
+        self._drawn += number
+        self._show(0)
+
+    def rows(self, rows: Sequence[dict[str, Any]], draws: int) -> None:
+        self._settled += draws
+        self._drawn = max(self._drawn, self._settled)
+        self._rows += len(rows)
+        self._right += sum(row.get("label") is not None and row["label"] == row["true"] for row in rows)
+        self._labelled += sum(row["true"] is not None for row in rows)
+        self._show(len(rows))
+
+    def _show(self, rows: int) -> None:
+        rate = self._drawn / max(1e-9, time.monotonic() - self._began)
+        words = f"inputs · {self._drawn:,} draws · {rate:,.0f}/s"
+        if self._labelled:
+            words += f" · {100 * self._right / self._rows:.1f} % right"
+        if self._bar is not None:
+            self._bar.advance(rows, words)
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the run as Ctrl-C does: what is written stays, nothing is torn."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise Terminated(number)
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    try:
+        old = {name: signal.signal(getattr(signal, name), end) for name in names}
+    except ValueError:  # not the main thread
+        old = {}
+    try:
+        yield
+    finally:
+        for name, handler in old.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+def finish(console: Console, run: Run, *, as_json: bool, summary: dict[str, Any]) -> None:
+    """Print where the run is; RowsFailedError if inputs failed, so that the exit code says so."""
+    if as_json:
+        sys.stdout.write(json.dumps(summary, ensure_ascii=False, allow_nan=False) + "\n")
+    else:
+        console.print(f"Run: {escape(str(run.path))}  [dim]smoothcert show {escape(str(run.path))}[/]", soft_wrap=True)
+    if run.errors:
+        first = run.errors[0]
+        raise RowsFailedError(
+            f"{len(run.errors):,} of {len(run.rows):,} inputs failed and are marked so; the first, input "
+            f"{first['index']}: {first['error']}"
+        )
