@@ -22,6 +22,7 @@ from smoothcert.errors import RowsFailedError
 from smoothcert.progress import ProgressBar
 from smoothcert.runs.directory import Writer
 from smoothcert.runs.settings import RunSettings
+from smoothcert.stats.accuracy import floor_percent
 
 if TYPE_CHECKING:
     from smoothcert.runs.directory import Run
@@ -54,18 +55,20 @@ class RunArguments(ModelArguments, DataArguments, RunSettings):
     def execute(self, console: Console) -> Run:
         """Check everything, run, and return the finished run."""
         self.check()
-        watch = _Watch(console, quiet=self.json)
+        watch = _Watch(console, verb="certified" if self.kind == "certify" else "right", quiet=self.json)
         # The directory is taken before torch and the model are loaded: who comes second is told at once.
         with ending_on_signals(), Writer(self.out, resume=self.resume) as writer, watch:
             from smoothcert.runs.driver import run_dataset
 
             spec = self.model_spec(self.sigma)
-            data = self.load_data(self.data, spec.load())
+            classifier = spec.load()
+            data = self.load_data(self.data, classifier)
             return run_dataset(
                 spec,
                 data,
                 self,
                 writer,
+                classifier=classifier,
                 indices=self._part(self.select(data).tolist()),
                 resume=self.resume,
                 on_start=watch.start,
@@ -85,8 +88,8 @@ class RunArguments(ModelArguments, DataArguments, RunSettings):
 class _Watch:
     """A progress bar with rate, draws and accuracy so far; silent where nobody watches."""
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
-        self._console, self._quiet = console, quiet
+    def __init__(self, console: Console, *, verb: str, quiet: bool) -> None:
+        self._console, self._verb, self._quiet = console, verb, quiet
         self._bar: ProgressBar | None = None
         self._drawn = self._right = self._rows = self._labelled = 0
         self._settled = 0
@@ -124,7 +127,7 @@ class _Watch:
         rate = self._drawn / max(1e-9, time.monotonic() - self._began)
         words = f"inputs · {self._drawn:,} draws · {rate:,.0f}/s"
         if self._labelled:
-            words += f" · {100 * self._right / self._rows:.1f} % right"
+            words += f" · {floor_percent(self._right / self._rows)} % {self._verb}"
         if self._bar is not None:
             self._bar.advance(rows, words)
 

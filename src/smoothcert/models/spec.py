@@ -17,7 +17,7 @@ class ModelSpec:
     settings: dict[str, Any] = field(default_factory=dict)
     fitted: tuple[int, ...] | None = None
 
-    def load(self) -> Classifier:
-        """The base classifier, for inputs of the shape it was fitted to."""
-        classifier = load(self.source, **self.settings)
+    def load(self, loaded: Classifier | None = None) -> Classifier:
+        """The base classifier, for inputs of the shape it was fitted to; from `loaded`, if it is there already."""
+        classifier = loaded or load(self.source, **self.settings)
         return classifier if self.fitted is None else classifier.fitted(self.fitted)

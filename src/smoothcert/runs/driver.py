@@ -23,7 +23,7 @@ from smoothcert.errors import ConfigError, InputError
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.directory import TIMES, Run, Writer
-from smoothcert.runs.engines import Done, Processes, run_here, threads_per_process
+from smoothcert.runs.engines import Done, Processes, run_here
 from smoothcert.runs.journal import Journal, Row
 from smoothcert.runs.manifest import FORMAT, Manifest
 from smoothcert.runs.settings import RunSettings
@@ -46,6 +46,7 @@ def run_dataset(
     settings: RunSettings,
     out: Path | Writer,
     *,
+    classifier: Classifier | None = None,
     indices: Sequence[int] | None = None,
     resume: bool = False,
     on_start: Callable[[int, int, str | None], None] | None = None,
@@ -55,15 +56,16 @@ def run_dataset(
     """Certify or predict the inputs of `data` under `indices`, by default all, into the run directory `out`.
 
     Rows are on disk as soon as they are made, in the order of the indices; a run that was cut off goes on with `resume`
-    and ends with the same file. `out` may be a `Writer` that holds the directory already. `on_start(done, total,
-    notice)` is told how much is there, `on_rows(rows, draws)` of every chunk written, `on_draws(n)` of draws on the way.
+    and ends with the same file. `classifier` is the model if it is loaded already, and `out` may be a `Writer` that
+    holds the directory. `on_start(done, total, notice)` is told how much is there, `on_rows(rows, draws)` of each chunk
+    written, `on_draws(n)` of draws on the way.
     """
     settings.check()
     chosen = list(range(len(data))) if indices is None else [int(index) for index in indices]
     if not chosen:
         raise ConfigError("Expected at least one input, got none.")
     with contextlib.nullcontext(out) if isinstance(out, Writer) else Writer(out, resume=resume) as writer:
-        prepared = _Prepared(model, data, settings, chosen, writer.existing)
+        prepared = _Prepared(model, classifier, data, settings, chosen, writer.existing)
         journal = writer.start(prepared.manifest)
         manifest = writer.existing or prepared.manifest
         done = len(journal.rows)
@@ -82,12 +84,18 @@ class _Prepared:
     """The model loaded, the manifest made, the task described."""
 
     def __init__(
-        self, spec: ModelSpec, data: Dataset, settings: RunSettings, indices: list[int], existing: Manifest | None
+        self,
+        spec: ModelSpec,
+        classifier: Classifier | None,
+        data: Dataset,
+        settings: RunSettings,
+        indices: list[int],
+        existing: Manifest | None,
     ) -> None:
         self.data, self.settings, self.indices = data, settings, indices
         first = _first_readable(data, indices)
         spec = spec if data.shape is None else replace(spec, fitted=data.shape)
-        self.classifier = spec.load()
+        self.classifier = spec.load(classifier)
         if settings.tests_true_labels and data.labels is None:
             raise InputError(f"Known labels were asked for, but {data.name} has none.")
         old = None if existing is None else existing.values
@@ -129,8 +137,7 @@ class _Prepared:
 
             yield from run_on_ray(self.task, self.settings, chunks, on_draws)
         elif self.settings.workers in (None, 1) and self.settings.timeout is None:
-            task = replace(self.task, plan=replace(self.task.plan, workers=threads_per_process(1)))
-            worker = Worker(task, on_draws=on_draws, classifier=self.classifier)
+            worker = Worker(self.task, on_draws=on_draws, classifier=self.classifier)
             worker.check_weights()
             yield from run_here(worker, chunks)
             worker.check_weights()
@@ -173,8 +180,8 @@ def _plan(smoothed: Smoothed, first: Any, settings: RunSettings, old: Any) -> tu
     plan = Plan(found.batch_size, found.channels_last, threads=1 if smoothed.device.type == "cpu" else None)
     if settings.chunk is not None:
         return plan, settings.chunk
-    if isinstance(settings.make_procedure(), FixedN | Predict):
-        return plan, 1  # its stages are long: nothing is gained by sharing batches
+    if isinstance(settings.make_procedure(), FixedN | Predict) or settings.timeout is not None:
+        return plan, 1  # long stages gain nothing by sharing batches; and who hangs should take no others along
     started = time.monotonic()
     smoothed.predict(first, Predict(n=_TIMED_DRAWS), index=0)
     seconds = (time.monotonic() - started) / _TIMED_DRAWS * _GUESSED_DRAWS

@@ -13,7 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -66,7 +67,6 @@ def _serve(task: Task, threads: int, pipe: Connection) -> None:
                 drawn = 0
 
     try:
-        task = replace(task, plan=replace(task.plan, workers=threads))
         worker = Worker(task, on_draws=on_draws)
         pipe.send(("ready", None))
         while True:
@@ -82,6 +82,18 @@ def _serve(task: Task, threads: int, pipe: Connection) -> None:
         return  # the driver is gone
     except Exception as error:
         pipe.send(("failed", (type(error).__name__, str(error))))
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(eq=False)
@@ -134,7 +146,8 @@ class Processes:
     def _hire(self) -> _Hand:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(self._task, self._threads, theirs), daemon=True)
-        process.start()
+        with _deaf_to_interrupts():  # which it inherits: Ctrl-C reaches the whole group of processes
+            process.start()
         theirs.close()
         return _Hand(process, ours, heard=time.monotonic())
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from smoothcert.errors import ModelChangedError, ModelError
 from smoothcert.inputs import as_float32, content_id
@@ -16,7 +17,7 @@ from smoothcert.models.classifier import Classifier
 from smoothcert.models.hashes import hash_tensors
 from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.rows import Row, result_row
-from smoothcert.sampling import Plan
+from smoothcert.sampling import Plan, worker_count
 from smoothcert.smoothed import Smoothed
 from smoothcert.stats.procedures import Procedure
 
@@ -66,12 +67,14 @@ class Worker:
                 f"{classifier.source}."
             )
         self._task = task
+        # As many threads as torch has here, unless the model is one that must not be called from two of them.
+        workers = worker_count(classifier.network, torch.device(task.device))
         self._smoothed = Smoothed(
             classifier,
             task.sigma,
             task.num_classes,
             noise=task.noise,
-            plan=task.plan,
+            plan=replace(task.plan, workers=workers),
             device=task.device,
             key=task.key,
             secure=task.secure,
@@ -129,7 +132,8 @@ class Worker:
     def _weights(self) -> list[tuple[int, int]]:
         """Where every weight lies and how often it was written to: cheap, and another one after any change."""
         model: Any = self._smoothed.model
-        return [(one.data_ptr(), one._version) for one in (*model.parameters(), *model.buffers())]
+        tensors = [one for one in (*model.parameters(), *model.buffers()) if not one.is_inference()]
+        return [(one.data_ptr(), one._version) for one in tensors]
 
     def check_weights(self) -> None:
         """Raise ModelChangedError unless the weights still have the hash they were loaded with."""
