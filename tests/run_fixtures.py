@@ -244,8 +244,12 @@ def _die_in_byte(path: Path, place: int) -> None:
 
 def _main() -> None:
     job = json.loads(sys.argv[1])
-    import smoothcert.runs.driver  # noqa: F401 - before the first fork
+    import smoothcert.runs.driver  # noqa: F401 - before the first fork, and so are the tables of the noise
+    from smoothcert.noise import GridGaussianNoise
+    from smoothcert.streams import Stream, make_key
 
+    noise, image = GridGaussianNoise(FLAGS["sigma"]), np.zeros((1, 8, 8), np.float32)
+    noise.fill(noise.centre(image), Stream(make_key(0), "none", 0), 0, np.empty((1, image.size), np.float32))
     files = Files(*(Path(path) for path in job["files"]))
     found = crash_until(
         files, Path(job["out"]), Path(job["reference"]).read_bytes(), kills=job["kills"], seed=job["seed"]

@@ -87,13 +87,13 @@ class Decision:
 def floor_decimal(value: float, digits: int = 3) -> str:
     """Print `value` with `digits` decimals, rounded down: a printed radius never exceeds the computed one.
 
-    >>> floor_decimal(0.4999), floor_decimal(0.29, 2)
-    ('0.499', '0.29')
+    >>> floor_decimal(0.4999), floor_decimal(0.29, 2), floor_decimal(1.69e-8, 9)
+    ('0.499', '0.29', '0.000000016')
     """
     text = f"{value:.{digits}f}"
     if float(text) <= value:
         return text
-    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_FLOOR))
+    return f"{Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_FLOOR):f}"
 
 
 def floor_float32(value: float) -> np.float32:

@@ -121,7 +121,7 @@ def certify(model, inputs, out, **changes):
 def task_of(model):
     settings, spec = settings_with(), ModelSpec(source=model)
     words = {"kind": "certify", "sigma": 0.25, "noise": "auto", "procedure": settings.make_procedure(), "device": "cpu"}
-    words |= {"tests_true_labels": False, "num_classes": 10, "key": "00" * 16, "secure": False, "allow_random": False}
+    words |= {"tests_true_labels": False, "num_classes": 10, "key": "00" * 32, "secure": False, "allow_random": False}
     return Task(model=spec, weights_hash=spec.load().weights_hash, plan=Plan(128, threads=1), **words)
 
 
@@ -239,10 +239,10 @@ def _ends(process):
 
 def test_goes_on_with_the_actors_that_fit(ray, odd, inputs, expected, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(ray_engine, "_LATE_SECONDS", 0.5)
-    slow = odd("time.sleep(1)")
     with caplog.at_level(logging.WARNING, logger="smoothcert"):
-        run = certify(slow, inputs, tmp_path / "run", workers=3)
-    assert "Ray actors have not started" in caplog.text
+        run = certify(odd(), inputs, tmp_path / "run", workers=3)
+    assert "of 3 Ray actors have not started after" in caplog.text
+    assert "each needs 1 CPU free on one node" in caplog.text
     assert bytes_of(run) == bytes_of(expected)
 
 
@@ -258,10 +258,8 @@ def test_no_cluster_at_the_address(ray, monkeypatch):
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(
-        ConfigError, match=r"Expected a Ray cluster at the address '192\.0\.2\.1:6379'.*ray start --head"
-    ):
-        next(run_on_ray(None, settings_with(address="192.0.2.1:6379"), iter([]), lambda _: None))
+    with pytest.raises(ConfigError, match=r"Expected a Ray cluster at the address 'nowhere:1'.*ray start --head"):
+        next(run_on_ray(None, settings_with(address="nowhere:1"), iter([]), lambda _: None))
 
 
 def test_a_model_that_cannot_be_sent(ray, inputs, tmp_path):
@@ -316,20 +314,52 @@ def test_errors_of_actors_keep_their_kind(error, kind, text):
     assert type(caught.value) is kind
 
 
-@pytest.mark.slow
-def test_a_cluster_is_started_and_ended_by_the_command(checkpoint, tmp_path):
-    """Alone in its process; SIGTERM ends it as it would end any other run, and it can be resumed."""
-    command = [sys.executable, "-m", "smoothcert", "certify", str(checkpoint), "digits", "--sigma", "0.25"]
-    command += ["--count", "8", "--seed", "0", "--batch-size", "128", "--chunk", "1", "--device", "cpu"]
-    local, there = [*command, "--out", str(tmp_path / "local")], [*command, "--out", str(tmp_path / "ray")]
-    subprocess.run(local, check=True, capture_output=True)
-    there += ["--engine", "ray", "--workers", "2"]
-    first = subprocess.Popen(there, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    rows = tmp_path / "ray" / "certificates.jsonl"
-    while first.poll() is None and not (rows.exists() and rows.stat().st_size):
+def command(checkpoint, out, *more):
+    words = ["certify", str(checkpoint), "digits", "--sigma", "0.25", "--first", "16", "--seed", "0", "--out", str(out)]
+    words += ["--batch-size", "128", "--chunk", "1", "--device", "cpu", *more]
+    return [sys.executable, "-m", "smoothcert", *words]
+
+
+@pytest.fixture(scope="module")
+def expected_rows(checkpoint, tmp_path_factory):
+    out = tmp_path_factory.mktemp("local") / "run"
+    subprocess.run(command(checkpoint, out), check=True, capture_output=True)
+    return (out / "certificates.jsonl").read_bytes()
+
+
+def wait_for_rows(process, path):
+    while process.poll() is None and not (path.exists() and path.stat().st_size):
         time.sleep(0.05)
+    assert process.poll() is None, process.communicate()
+
+
+@pytest.mark.slow
+def test_a_cluster_of_its_own_ends_by_sigterm_and_the_run_goes_on(checkpoint, expected_rows, tmp_path):
+    rows = tmp_path / "run" / "certificates.jsonl"
+    ours = command(checkpoint, rows.parent, "--engine", "ray", "--workers", "2")
+    first = subprocess.Popen(ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_rows(first, rows)
     first.terminate()
     first.communicate()
-    assert first.returncode in (0, 128 + signal.SIGTERM)
-    subprocess.run([*there, "--resume"], check=True, capture_output=True)
-    assert rows.read_bytes() == (tmp_path / "local" / rows.name).read_bytes()
+    assert first.returncode == 128 + signal.SIGTERM
+    subprocess.run([*ours, "--resume"], check=True, capture_output=True)
+    assert rows.read_bytes() == expected_rows
+
+
+@pytest.mark.slow
+def test_a_node_may_die(checkpoint, expected_rows, tmp_path):
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        other = cluster.add_node(num_cpus=1)
+        rows = tmp_path / "run" / "certificates.jsonl"
+        ours = command(checkpoint, rows.parent, "--engine", "ray", "--address", cluster.address, "--workers", "2")
+        run = subprocess.Popen(ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_for_rows(run, rows)
+        cluster.remove_node(other, allow_graceful=False)
+        _, said = run.communicate()
+        assert run.returncode == 0, said
+        assert b"a Ray actor was lost" in said
+        assert rows.read_bytes() == expected_rows
+    finally:
+        cluster.shutdown()

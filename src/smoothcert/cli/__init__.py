@@ -16,7 +16,10 @@ from smoothcert import __version__
 from smoothcert.cli.certify import Certify
 from smoothcert.cli.data import Data
 from smoothcert.cli.demo import Demo
+from smoothcert.cli.export import Export
+from smoothcert.cli.import_run import Import
 from smoothcert.cli.inspect import Inspect
+from smoothcert.cli.merge import Merge
 from smoothcert.cli.plan import Plan
 from smoothcert.cli.predict import Predict
 from smoothcert.cli.replay import Replay
@@ -31,6 +34,9 @@ COMMANDS: dict[str, type[Any]] = {
     "certify": Certify,
     "predict": Predict,
     "show": Show,
+    "export": Export,
+    "import": Import,
+    "merge": Merge,
     "data": Data,
     "plan": Plan,
     "replay": Replay,
@@ -43,6 +49,7 @@ examples:
   smoothcert inspect MODEL --data DATA  is it the right model, and what would certifying it take
   smoothcert certify MODEL DATA --sigma 0.25 --out RUN
   smoothcert show RUN                   what was certified
+  smoothcert export RUN --out log.tsv   for other tools
   smoothcert data list                  which data sets are here
   smoothcert plan --sigma 0.25          how many draws which radius takes
   smoothcert replay votes.npz           any procedure on recorded votes

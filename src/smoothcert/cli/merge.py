@@ -24,7 +24,9 @@ examples:
 class Merge:
     """Join the parts of a run, made with --shard and the same --seed, into one."""
 
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")]
+    paths: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
+    ]
     """Directories of the parts, all complete."""
     out: Annotated[Path, tyro.conf.arg(metavar="RUN")]
     """Directory of the whole run, a new one."""

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from smoothcert.cli.arguments import DataArguments, ModelArguments
-from smoothcert.errors import RowsFailedError
+from smoothcert.errors import ConfigError, RowsFailedError
 from smoothcert.progress import ProgressBar
 from smoothcert.runs.directory import Writer
 from smoothcert.runs.settings import RunSettings
@@ -48,7 +48,8 @@ class RunArguments(ModelArguments, DataArguments, RunSettings):
     resume: bool = False
     """Go on with the run in --out, after a crash or Ctrl-C."""
     shard: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="")] = None
-    """Take only the I-th of N parts of the chosen inputs, from 1/N; give all parts the same --seed, then merge."""
+    """Take only the I-th of N parts of the chosen inputs, from 1/N; then merge. Needs --seed, --batch-size and --chunk,
+    the same for all parts."""
     json: bool = False
     """Print one JSON object at the end."""
 
@@ -81,6 +82,8 @@ class RunArguments(ModelArguments, DataArguments, RunSettings):
 
         if self.shard is None:
             return indices
+        if None in (self.seed, self.batch_size, self.chunk):
+            raise ConfigError("Parts that are to be merged need `seed`, `batch_size` and `chunk`, the same for all.")
         number, count = parse_shard(self.shard, most=len(indices))
         return indices[number - 1 :: count]
 

@@ -69,7 +69,8 @@ class Show:
             sys.stdout.write(json.dumps(row if result is None else result.to_dict(), allow_nan=False) + "\n")
             return
         console.print(f"input {row['index']}, true class {'unknown' if row['true'] is None else row['true']}")
-        console.print(escape(row.get("error", "") if result is None else repr(result)), soft_wrap=True)
+        without_votes = f"class {row.get('label')}, radius {row.get('radius', 0.0)}, without votes"
+        console.print(escape(repr(result) if result else row.get("error", without_votes)), soft_wrap=True)
 
 
 def print_run(console: Console, run: Run, radii: Sequence[float]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from smoothcert.errors import ConfigError, MissingExtraError, OutputError, ResumeError
+from smoothcert.errors import ConfigError, InputError, MissingExtraError, OutputError, ResumeError
 from smoothcert.records import Certificate, Prediction
 from smoothcert.runs.journal import Journal, Row, read_lines
 from smoothcert.runs.lock import Lock
@@ -38,6 +38,11 @@ class Run:
         return len(self.rows) == len(self.manifest.indices)
 
     @property
+    def predicts(self) -> bool:
+        """True for answers without radii, of a run that predicts or of a log of such a one."""
+        return self.manifest.kind == "predict" or self.manifest.values.get("log", {}).get("kind") == "predict"
+
+    @property
     def sigma(self) -> float:
         """The noise level."""
         return float(self.manifest.values["sigma"])
@@ -51,6 +56,8 @@ class Run:
     def votes(self) -> npt.NDArray[np.int64]:
         """All stages' votes by input and class [rows, classes]; rows without votes are zeros."""
         classes = self.manifest.values["model"]["num_classes"]
+        if classes is None:
+            raise InputError("An imported log holds no votes; only runs that certify or predict do.")
         counts = np.zeros((len(self.rows), classes), np.int64)
         for place, result in enumerate(self.certificates):
             for stage in () if result is None else result.stages:

@@ -101,11 +101,6 @@ def _notices(run: Run, name: Format) -> Iterator[str]:
         yield f"{len(run.errors):,} of {len(run.rows):,} inputs failed; the log has them as abstentions"
 
 
-def _predicts(run: Run) -> bool:
-    """True for predictions, made here or imported, which have no radius."""
-    return run.manifest.kind == "predict" or run.manifest.values.get("log", {}).get("kind") == "predict"
-
-
 def _floored(radius: float) -> str:
     """A radius in decimals, at most the one that is stored, without needless zeros and without exponent.
 
@@ -117,7 +112,7 @@ def _floored(radius: float) -> str:
 
 
 def _write_tsv(run: Run, times: Times, path: Path) -> None:
-    columns = _PREDICT if _predicts(run) else _CERTIFY
+    columns = _PREDICT if run.predicts else _CERTIFY
     with path.open("w", encoding="ascii", newline="") as file:
         file.write("\t".join(columns) + "\n")
         for row in run.rows:

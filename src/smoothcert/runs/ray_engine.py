@@ -349,6 +349,7 @@ class _Actors:
         chunk = hand.chunk
         if chunk is None:
             return
+        log.warning("a Ray actor was lost with inputs %s: %s", ", ".join(map(str, chunk.indices)), reason)
         self._attempts[chunk.number] = self._attempts.get(chunk.number, 0) + 1
         if self._attempts[chunk.number] >= ATTEMPTS:
             yield chunk.number, given_up(chunk, f"ModelError: {reason}"), time.monotonic() - hand.started

@@ -42,7 +42,7 @@ def summarize(run: Run, radii: Sequence[float]) -> dict[str, Any]:
         "sigma": run.sigma,
         "alpha": run.manifest.values["alpha"],
     }
-    if run.manifest.kind != "predict" and rows:
+    if not run.predicts and rows:
         # Without labels, every claim counts: the share of inputs that are certified at all.
         counted = np.array(table["correct"]) if labelled else np.array([label is not None for label in table["label"]])
         summary["radii"] = list(radii)
