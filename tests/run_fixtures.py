@@ -114,6 +114,54 @@ def wait_for(condition, process=None, seconds=120.0) -> bool:
     pytest.fail("waited in vain")
 
 
+# A network that behaves badly on some inputs: those with one bright quarter and three dark ones. MARKS is a folder.
+WILFUL = """
+import multiprocessing, os, pathlib, time
+import torch
+from torch import nn
+
+MARKS = pathlib.Path(__file__).parent
+
+class Wilful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(64, 10)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            self.last.weight.copy_(torch.randn(10, 64, generator=generator))
+            self.last.bias.zero_()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        quarters = nn.functional.avg_pool2d(x, 4).flatten(1)
+        for number in range(4):
+            others = [k for k in range(4) if k != number]
+            if ((quarters[:, number] > 0.75) & (quarters[:, others] < 0.25).all(dim=1)).any():
+                getattr(self, "quarter_%d" % number)()
+        return self.last(x.flatten(1))
+"""
+
+
+def wilful(folder: Path, body: str) -> str:
+    """A model source: the wilful network with methods quarter_0 to quarter_3, or others overridden, by `body`."""
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    path = folder / "wilful.py"
+    path.write_text(f"{WILFUL}\nclass Model(Wilful):\n{lines}")
+    return f"{path}:Model"
+
+
+def wilful_data(**quarters: int):
+    """The images of these tests, with a bright quarter in some: quarter_0=5 has input 5 call the method quarter_0."""
+    from smoothcert.data import ArrayData
+
+    images, labels = make_images()
+    for name, index in quarters.items():
+        row, column = divmod(int(name[-1]), 2)
+        images[index] = 0
+        images[index, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 255
+    return ArrayData(images, labels, None, "images")
+
+
 @pytest.fixture(scope="session")
 def files(tmp_path_factory) -> Files:
     return make_files(tmp_path_factory.mktemp("files"))

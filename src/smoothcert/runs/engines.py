@@ -128,6 +128,7 @@ class Processes:
         self._hands: list[_Hand] = []
         self._attempts: dict[int, int] = {}
         self._waiting: deque[Chunk] = deque()
+        self._stillborn = 0  # workers in a row that died before they had the model
 
     def run(self, chunks: Iterable[Chunk]) -> Iterator[Done]:
         """Hand chunks out one by one, replace workers that die, yield what is done."""
@@ -176,7 +177,7 @@ class Processes:
 
     def _heard(self, hand: _Hand, what: str, content: Any) -> Iterator[Done]:
         hand.heard = time.monotonic()
-        hand.ready = True
+        hand.ready, self._stillborn = True, 0
         if what == "draws":
             self._on_draws(content)
         elif what == "failed":
@@ -201,12 +202,15 @@ class Processes:
     def _replace(self, hand: _Hand, reason: str) -> Iterator[Done]:
         hand.end()
         chunk = hand.chunk
-        if chunk is not None:
+        if not hand.ready:
+            self._stillborn += 1
+            if self._stillborn >= ATTEMPTS:
+                raise ModelError(f"Worker processes end before they are ready (exit code {hand.process.exitcode}).")
+            self._waiting.extend([] if chunk is None else [chunk])
+        elif chunk is not None:
             self._attempts[chunk.number] = self._attempts.get(chunk.number, 0) + 1
             if self._attempts[chunk.number] >= ATTEMPTS:
                 yield chunk.number, given_up(chunk, f"ModelError: {reason}"), time.monotonic() - hand.started
             else:
                 self._waiting.append(chunk)
-        elif not hand.ready:
-            raise ModelError(f"A worker process ended before it was ready (exit code {hand.process.exitcode}).")
         self._hands[self._hands.index(hand)] = self._hire()

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,7 +106,7 @@ def _floored(radius: float) -> str:
     >>> _floored(0.5), _floored(0.29), _floored(1.69e-08), _floored(9e-10)
     ('0.5', '0.29', '0.000000016', '0.0')
     """
-    whole, _, decimals = f"{Decimal(floor_decimal(radius, _DIGITS)):f}".partition(".")
+    whole, _, decimals = floor_decimal(radius, _DIGITS).partition(".")
     return f"{whole}.{decimals.rstrip('0') or '0'}"
 
 

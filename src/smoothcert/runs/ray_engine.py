@@ -24,7 +24,7 @@ from smoothcert.errors import ConfigError, MissingExtraError, ModelError, Smooth
 from smoothcert.runs.engines import ATTEMPTS, Done, OnDraws, given_up
 from smoothcert.runs.settings import RunSettings
 from smoothcert.runs.work import Chunk, Task, Worker, describe_error
-from smoothcert.sampling import MAX_WORKERS, worker_count
+from smoothcert.sampling import MAX_WORKERS
 
 log = logging.getLogger("smoothcert")
 
@@ -33,6 +33,7 @@ _BEAT_SECONDS = 0.5
 _LATE_SECONDS = 20.0  # an actor that has no process by then lacks a node to run on
 _CHECK_SECONDS = 60.0
 _MOST_IDLE = 0.2  # share of the CPUs that may be left over for actors with more threads, thus fewer models
+_NEEDED = "Expected on every node: this version of smoothcert, what the model needs, and memory for it."
 
 
 def run_on_ray(task: Task, settings: RunSettings, chunks: Iterator[Chunk], on_draws: OnDraws) -> Iterator[Done]:
@@ -71,13 +72,12 @@ class _Actor:
         import ray
         import torch
 
+        torch.get_num_threads()  # a thread's first look at its setting overwrites it: have that behind us
         torch.set_num_threads(threads)
         task: Task = ray.get(held[0])  # in here, so that a model that cannot be unpickled is an answer too
-        classifier = task.model.load()
-        # As many threads as are paid for, unless the model is one that must not be called from two of them.
-        plan = replace(task.plan, workers=worker_count(classifier.network, torch.device("cpu")))
-        device = "cuda:0" if task.device.startswith("cuda") else task.device  # Ray shows an actor its own GPU only
-        self._worker = Worker(replace(task, plan=plan, device=device), on_draws=self._on_draws, classifier=classifier)
+        if task.device.startswith("cuda"):
+            task = replace(task, device="cuda:0")  # Ray shows an actor its own GPU only
+        self._worker = Worker(task, on_draws=self._on_draws)
         self._worker.check_weights()
 
     def _on_draws(self, number: int) -> None:
@@ -168,28 +168,27 @@ class _Crew(NamedTuple):
 
 
 def _crew(nodes: list[dict[str, Any]], workers: int | None, *, on_gpus: bool) -> _Crew:
-    """Actors that fit on the nodes, with as many threads each as they can use.
+    """Actors that fit on the nodes: one per GPU, with a thread to feed it, or with as many threads as they can use.
 
-    By default one per GPU, or else as many as the CPUs are enough for.
+    By default as many as there are GPUs, or as the CPUs are enough for.
     """
     found = [node["Resources"] for node in nodes if node["Alive"]]
     cpus = [int(one.get("CPU", 0)) for one in found]
-    gpus = [int(one.get("GPU", 0)) for one in found]
-
-    def fitting(threads: int) -> int:
-        return sum(min(c // threads, g) if on_gpus else c // threads for c, g in zip(cpus, gpus, strict=True))
-
-    most = fitting(1)
-    choices = range(MAX_WORKERS, 0, -1)
+    most = sum(min(int(one.get("GPU", 0)), c) for one, c in zip(found, cpus, strict=True)) if on_gpus else sum(cpus)
     if workers is None and not most:
         what = "a GPU and a CPU on one node" if on_gpus else "a CPU"
         raise ConfigError(f"Expected {what} in the Ray cluster, there is none. Add nodes, or choose another `device`.")
-    if workers is None and not on_gpus:
-        threads = next(t for t in choices if t * fitting(t) >= (1 - _MOST_IDLE) * most)
-        return _Crew(fitting(threads), threads, 0)
-    wanted = workers or most
-    threads = next((t for t in choices if fitting(t) >= wanted), 1)
-    return _Crew(wanted, threads, int(on_gpus))
+    if on_gpus:
+        return _Crew(workers or most, threads=1, gpus=1)
+
+    def fitting(threads: int) -> int:
+        return sum(c // threads for c in cpus)  # an actor lives on one node
+
+    choices = range(MAX_WORKERS, 0, -1)
+    if workers is not None:
+        return _Crew(workers, threads=next((t for t in choices if fitting(t) >= workers), 1), gpus=0)
+    threads = next(t for t in choices if t * fitting(t) >= (1 - _MOST_IDLE) * most)
+    return _Crew(fitting(threads), threads, gpus=0)
 
 
 @dataclass(eq=False)
@@ -294,15 +293,9 @@ class _Actors:
                 yield from self._heard(hand, call)
 
     def _heard(self, hand: _Hand, call: Any) -> Iterator[Done]:
-        try:
-            answer = self._ray.get(call)
-        except self._ray.exceptions.RayTaskError as error:
-            raise ModelError(
-                "Expected every node to have this version of smoothcert and what the model needs, an actor failed: "
-                f"{_last_line(error)}"
-            ) from None
-        except self._ray.exceptions.RayError:
-            yield from self._replace(hand, "the worker process died")
+        answer, lost = self._get(call)
+        if lost is not None:
+            yield from self._replace(hand, "the worker process died", lost)
             return
         if call == hand.present:
             hand.present = None
@@ -317,6 +310,15 @@ class _Actors:
             self._tell(hand, answer.drawn)
             chunk, hand.chunk, hand.rows = hand.chunk, None, None
             yield chunk.number, answer.rows, time.monotonic() - hand.started
+
+    def _get(self, call: Any) -> tuple[Any, str | None]:
+        """What was answered, or how the actor was lost."""
+        try:
+            return self._ray.get(call), None
+        except self._ray.exceptions.RayTaskError as error:  # a call that came to grief outside our own code
+            raise ModelError(f"A call of a Ray actor failed: {_last_line(error)}. {_NEEDED}") from None
+        except self._ray.exceptions.RayError as error:
+            return None, _last_line(error)
 
     def _tell(self, hand: _Hand, drawn: int) -> None:
         """Pass on the draws that are new: answers can overtake each other."""
@@ -337,7 +339,7 @@ class _Actors:
                 self._attempts[hand.chunk.number] = ATTEMPTS  # it would hang again
                 yield from self._replace(hand, f"no forward pass was done within {self._timeout:g} seconds")
 
-    def _replace(self, hand: _Hand, reason: str) -> Iterator[Done]:
+    def _replace(self, hand: _Hand, reason: str, details: str = "") -> Iterator[Done]:
         self._end(hand)
         place = self._hands.index(hand)
         if hand.ready:
@@ -345,7 +347,7 @@ class _Actors:
         elif hand.deaths + 1 < ATTEMPTS:
             self._hands[place] = self._hire(hand.deaths + 1)
         else:
-            self._do_without(hand)
+            self._do_without(hand, details)
         chunk = hand.chunk
         if chunk is None:
             return
@@ -356,14 +358,13 @@ class _Actors:
         else:
             self._waiting.appendleft(chunk)
 
-    def _do_without(self, hand: _Hand) -> None:
+    def _do_without(self, hand: _Hand, details: str) -> None:
         """Leave a place empty whose actors die while they load the model; one node of many may be out of order."""
         self._hands.remove(hand)
+        what = f"a Ray actor died before it had loaded the model, {ATTEMPTS} times: {details}. {_NEEDED}"
         if not self._hands:
-            raise ModelError(
-                f"Every Ray actor died {ATTEMPTS} times before it had loaded the model. Is there memory enough for it?"
-            )
-        log.warning("a Ray actor died %d times before it had loaded the model; going on without it", ATTEMPTS)
+            raise ModelError(what[0].upper() + what[1:])
+        log.warning("%s Going on without it.", what)
 
     def _note_missing(self) -> None:
         """Say so when actors wait for a node that has room for them."""
@@ -418,4 +419,4 @@ def _last_line(error: Exception) -> str:
     """The cause of an error that Ray has wrapped in the text of its traceback."""
     cause = getattr(error, "cause", None)
     lines = [line.strip() for line in str(cause if cause is not None else error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[-1][:500]
+    return (lines or [type(error).__name__])[-1].rstrip(".")[:500]
