@@ -68,9 +68,10 @@ def certify(files: Files, out: Path, *, indices=None, resume=False, model=None, 
     from smoothcert.data import load
     from smoothcert.runs import certify_dataset
 
-    source = load(files.data if data is None else data) if data is None or isinstance(data, Path) else data
-    chosen = settings(**changes)
-    return certify_dataset(str(files.model) if model is None else model, source, out, chosen, indices=indices, resume=resume)
+    model = str(files.model) if model is None else model
+    data = files.data if data is None else data
+    data = load(data) if isinstance(data, Path) else data
+    return certify_dataset(model, data, out, settings(**changes), indices=indices, resume=resume)
 
 
 def arguments(files: Files, out, *more, model=None, data=None, kind="certify", **changes) -> list[str]:

@@ -1,8 +1,6 @@
 """`python -m smoothcert` is the command `smoothcert`."""
 
-import sys
-
-from smoothcert.cli import main
+from smoothcert.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

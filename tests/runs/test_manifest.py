@@ -90,7 +90,7 @@ def test_a_value_that_is_added_is_noticed(tmp_path):
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_number_that_is_none_is_noticed(tmp_path, constant):
     (tmp_path / FILE).write_text(Manifest(VALUES).text.replace('"sigma": 0.5', f'"sigma": {constant}'))
     with pytest.raises(ResumeError, match="damaged"):

@@ -22,7 +22,7 @@ from run_fixtures import (
     wilful_data,
 )
 from smoothcert import Smoothed, runs
-from smoothcert.data import ArrayData, load
+from smoothcert.data import load
 from smoothcert.errors import ModelChangedError, ModelError
 from smoothcert.models.spec import ModelSpec
 from smoothcert.runs import PredictSettings, driver, engines, predict_dataset
@@ -144,7 +144,8 @@ def test_what_a_run_says_is_said_alike_by_all_its_views(whole):
         assert polars[name].to_list() == column
         assert [None if value is None or value != value else value for value in frame[name]] == column
     for place, result in enumerate(run.certificates):
-        assert (result.label, result.radius, result.draws) == tuple(table[n][place] for n in ("label", "radius", "draws"))
+        for name in ("label", "radius", "draws"):
+            assert getattr(result, name) == table[name][place]
         assert result.input_id == f"index:{table['index'][place]}"
         total = sum((np.array(stage.counts) for stage in result.stages), np.zeros(10, int))
         assert run.votes[place].tolist() == total.tolist()
@@ -155,21 +156,24 @@ def test_what_a_run_says_is_said_alike_by_all_its_views(whole):
     assert 0 < sum(label is None for label in table["label"]) < INPUTS
 
 
-def test_certificates_of_a_run_are_those_of_the_smoothed_classifier(files, whole):
-    run = runs.open(whole)
+def smoothed_of(run, files):
+    """The smoothed classifier that a run's manifest describes."""
     values = run.manifest.values
     plan = Plan(values["plan"]["batch_size"], values["plan"]["channels_last"], threads=values["plan"]["threads"])
-    model = ModelSpec(source=str(files.model)).load()
-    smoothed = Smoothed(model, values["sigma"], plan=plan, key=values["key"])
-    again = smoothed.certify(make_images()[0], FixedN(n=64), index=0)
-    assert again == run.certificates
+    return Smoothed(ModelSpec(source=str(files.model)).load(), values["sigma"], plan=plan, key=values["key"])
+
+
+def test_certificates_of_a_run_are_those_of_the_smoothed_classifier(files, whole):
+    run = runs.open(whole)
+    smoothed = smoothed_of(run, files)
+    assert smoothed.certify(make_images()[0], FixedN(n=64), index=0) == run.certificates
     [alone] = smoothed.certify(make_images()[0][[13]], FixedN(n=64), index=[13])
     assert alone == run.certificates[13]
 
 
 def test_predictions_of_a_run_are_those_of_the_smoothed_classifier(files, tmp_path):
     run = predict(files, tmp_path / "run")
-    smoothed = Smoothed(ModelSpec(source=str(files.model)).load(), 0.5, batch_size=32, seed=1)
+    smoothed = smoothed_of(run, files)
     assert smoothed.predict(make_images()[0], n_max=500, index=0) == run.certificates
 
 
@@ -272,7 +276,7 @@ def __init__(self):
     if multiprocessing.parent_process() is not None:
         os._exit(7)
 """
-    with pytest.raises(ModelError, match="before it was ready"):
+    with pytest.raises(ModelError, match="before they are ready"):
         certify(None, tmp_path / "run", data=wilful_data(), indices=[0], model=wilful(tmp_path, body), **ALONE)
     assert runs.open(tmp_path / "run").rows == []
 
@@ -321,16 +325,14 @@ needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds p
 
 
 @needs_proc
-@pytest.mark.parametrize(
-    "kills", [2, pytest.param(20, marks=pytest.mark.slow)], ids=["a few times", "many times"]
-)
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)], ids=["a few times", "many times"])
 def test_killed_with_its_processes_at_work_a_run_leaves_none_behind_and_goes_on(files, reference, tmp_path, kills):
     generator = random.Random(kills)
     out, killed = tmp_path / "run", 0
     for attempt in range(100):
-        goal = generator.randrange(len(reference) // 2)
+        goal = size_of(out / ROWS) + generator.randrange(len(reference) // 3)  # past the end, it is left to finish
         driver_process = launch([*arguments(files, out), "--workers", "2", "--resume"])
-        reached = wait_for(lambda goal=goal: size_of(out / ROWS) > goal, driver_process)
+        reached = wait_for(lambda goal=goal, rows=out / ROWS: size_of(rows) > goal, driver_process)
         workers = children(driver_process.pid)
         if reached and driver_process.poll() is None:
             os.kill(driver_process.pid, signal.SIGKILL)

@@ -62,7 +62,8 @@ def test_only_what_is_missing_is_worked_on(files, half):
         on_rows=lambda rows, draws: told.append(([row["index"] for row in rows], draws)),
     )
     assert told[0] == (10, INPUTS, None)
-    assert [indices for indices, _ in told[1:]] == [[10, 11], *([k, k + 1, k + 2, k + 3] for k in range(12, 28, 4)), [28, 29, 30]]
+    assert [indices for indices, _ in told[1:3]] == [[10, 11], [12, 13, 14, 15]]  # the rest of a chunk, then the next
+    assert [index for indices, _ in told[1:] for index in indices] == list(range(10, INPUTS))
     assert all(draws == len(indices) * (100 + FLAGS["n_max"]) for indices, draws in told[1:])
 
 
@@ -72,7 +73,7 @@ def test_a_complete_run_is_left_as_it_is(files, whole, tmp_path, capsys):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
     assert certify(files, folder, resume=True).complete
     assert main(arguments(files, folder, "--resume")) == 0
-    assert f"{INPUTS} of {INPUTS} inputs are there already" in capsys.readouterr().out
+    assert f"{INPUTS} of {INPUTS} inputs are there already" in "".join(capsys.readouterr())
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"} == before
 
 
@@ -118,7 +119,7 @@ def test_a_torn_tail_is_told_and_made_again(files, half, reference, capsys, miss
     assert main(arguments(files, half, "--resume")) == 0
     err = capsys.readouterr().err
     assert err.startswith("notice: the last line of ")
-    assert len(err.splitlines()) == 1
+    assert err.count("was cut off") == 1
     assert (half / ROWS).read_bytes() == reference
 
 
@@ -135,7 +136,9 @@ def swap(lines, number):
 
 
 def foreign(lines, number):
-    lines[number] = encode_line("another run", number, json.loads(lines[number]))
+    row = json.loads(lines[number])
+    del row["sum"]
+    lines[number] = encode_line("another run", number, row)
 
 
 DAMAGES = {
@@ -174,7 +177,7 @@ def test_rows_of_other_inputs_are_not_accepted(files, half):
     run_id = read_manifest(half).run_id
     (half / ROWS).write_bytes(encode_line(run_id, 0, {"index": 1, "true": 0, "error": "none"}))
     for call in (lambda: runs.open(half), lambda: certify(files, half, resume=True)):
-        with pytest.raises(ResumeError, match="line 1 .* to be about input 0, got 1"):
+        with pytest.raises(ResumeError, match=r"line 1 .* to be about input 0, got 1"):
             call()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, NoReturn, Union
 
 import tyro
 from rich.console import Console
@@ -79,6 +80,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         return _fail(f"cannot write the output: {error}", 6)
+
+
+def entry() -> NoReturn:
+    """The command as a process: ends it, and at once if it was asked to end, even where a thread still hangs."""
+    code = main()
+    if code > 128:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run(argv: list[str]) -> int:

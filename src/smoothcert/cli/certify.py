@@ -35,7 +35,7 @@ class Certify(RunArguments, CertifySettings):
         from smoothcert.cli.show import print_run
         from smoothcert.runs.summary import default_radii, summarize
 
-        run = self.execute(console)
+        run = self.execute()
         radii = default_radii(run)
         if not self.json:
             print_run(console, run, radii)

@@ -31,7 +31,7 @@ class Predict(RunArguments, PredictSettings):
         from smoothcert.cli.show import print_run
         from smoothcert.runs.summary import summarize
 
-        run = self.execute(console)
+        run = self.execute()
         if not self.json:
             print_run(console, run, ())
         finish(console, run, as_json=self.json, summary=summarize(run, ()))

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -53,10 +53,10 @@ class RunArguments(ModelArguments, DataArguments, RunSettings):
     json: bool = False
     """Print one JSON object at the end."""
 
-    def execute(self, console: Console) -> Run:
+    def execute(self) -> Run:
         """Check everything, run, and return the finished run."""
         self.check()
-        watch = _Watch(console, verb="certified" if self.kind == "certify" else "right", quiet=self.json)
+        watch = _Watch(verb="certified" if self.kind == "certify" else "right", quiet=self.json)
         # The directory is taken before torch and the model are loaded: who comes second is told at once.
         with ending_on_signals(), Writer(self.out, resume=self.resume) as writer, watch:
             from smoothcert.runs.driver import run_dataset
@@ -91,8 +91,8 @@ class RunArguments(ModelArguments, DataArguments, RunSettings):
 class _Watch:
     """A progress bar with rate, draws and accuracy so far; silent where nobody watches."""
 
-    def __init__(self, console: Console, *, verb: str, quiet: bool) -> None:
-        self._console, self._verb, self._quiet = console, verb, quiet
+    def __init__(self, *, verb: str, quiet: bool) -> None:
+        self._verb, self._quiet = verb, quiet
         self._bar: ProgressBar | None = None
         self._drawn = self._right = self._rows = self._labelled = 0
         self._settled = 0
@@ -106,10 +106,12 @@ class _Watch:
             self._bar.__exit__(*error)
 
     def start(self, done: int, total: int, notice: str | None) -> None:
-        if notice and not self._quiet:
-            sys.stderr.write(f"notice: {notice}\n")
-        if done and not self._quiet:
-            self._console.print(f"{done:,} of {total:,} inputs are there already.")
+        with suppress(OSError):  # that nobody reads this is no reason to stop
+            if notice and not self._quiet:
+                sys.stderr.write(f"notice: {notice}\n")
+            if done and not self._quiet:
+                sys.stdout.write(f"{done:,} of {total:,} inputs are there already.\n")
+                sys.stdout.flush()
         self._bar = ProgressBar("inputs", total)
         self._bar.advance(done)
         self._began = time.monotonic()

@@ -169,9 +169,10 @@ class Writer:
         """Close the files and let others write; a folder made in vain is removed."""
         if self._journal is not None:
             self._journal.close()
-        if self._created and not (self.path / FILE).exists():
-            (self.path / LOCK).unlink(missing_ok=True)
-            if not any(self.path.iterdir()):
+        if not (self.path / FILE).exists():  # nothing came of it: leave the place as it was
+            if self._lock.made:
+                (self.path / LOCK).unlink(missing_ok=True)
+            if self._created and not any(self.path.iterdir()):
                 self.path.rmdir()
         self._lock.release()
 
@@ -184,14 +185,16 @@ class Writer:
 
 def _make_folder(path: Path) -> bool:
     """Make the run's folder if there is none; True if so."""
-    if path.exists() and not path.is_dir():
-        raise OutputError(f"Cannot write a run to {path}: it is not a folder.")
-    if not path.parent.is_dir():
-        raise OutputError(f"Cannot create {path}: there is no folder {path.parent}. Create it first.")
     try:
+        if path.exists() and not path.is_dir():
+            raise OutputError(f"Cannot write a run to {path}: it is not a folder.")
+        if not path.parent.is_dir():
+            raise OutputError(f"Cannot create {path}: there is no folder {path.parent}. Create it first.")
         path.mkdir()
     except FileExistsError:
         return False
+    except OutputError:
+        raise
     except OSError as error:
         raise OutputError(f"Cannot create {path}: {error.strerror}.") from error
     return True

@@ -19,7 +19,8 @@ import torch
 
 from smoothcert import __version__
 from smoothcert.data.dataset import Dataset
-from smoothcert.errors import ConfigError, InputError
+from smoothcert.data.selection import select_indices
+from smoothcert.errors import InputError
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.directory import TIMES, Run, Writer
@@ -61,9 +62,7 @@ def run_dataset(
     written, `on_draws(n)` of draws on the way.
     """
     settings.check()
-    chosen = list(range(len(data))) if indices is None else [int(index) for index in indices]
-    if not chosen:
-        raise ConfigError("Expected at least one input, got none.")
+    chosen = select_indices(len(data), indices=indices).tolist()
     with contextlib.nullcontext(out) if isinstance(out, Writer) else Writer(out, resume=resume) as writer:
         prepared = _Prepared(model, classifier, data, settings, chosen, writer.existing)
         journal = writer.start(prepared.manifest)
@@ -127,7 +126,10 @@ class _Prepared:
             secure=settings.secure,
             allow_random=settings.allow_random,
         )
-        self.manifest = Manifest(_describe(self.task, self.classifier, data, settings, indices, self.chunk))
+        described = _describe(self.task, self.classifier, data, settings, indices, self.chunk)
+        if old and settings.seed is None:
+            described["seed"] = old["seed"]  # as its key is the run's
+        self.manifest = Manifest(described)
 
     def run(self, done: int, on_draws: Callable[[int], None]) -> Iterator[Done]:
         """The chunks that have rows left to write, worked off by the engine."""
@@ -138,9 +140,7 @@ class _Prepared:
             yield from run_on_ray(self.task, self.settings, chunks, on_draws)
         elif self.settings.workers in (None, 1) and self.settings.timeout is None:
             worker = Worker(self.task, on_draws=on_draws, classifier=self.classifier)
-            worker.check_weights()
             yield from run_here(worker, chunks)
-            worker.check_weights()
         else:
             workers = self.settings.workers or 1
             engine = Processes(self.task, workers, timeout=self.settings.timeout, on_draws=on_draws)

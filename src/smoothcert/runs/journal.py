@@ -55,7 +55,7 @@ def read_lines(path: Path, run_id: str) -> tuple[list[Row], int, str | None]:
     except OSError as error:
         raise ResumeError(f"Cannot read {path}: {error.strerror}.") from error
     lines = content.split(b"\n")
-    torn = lines.pop()  # nothing, if the last line is whole
+    torn = lines.pop() != b""  # nothing follows the end of a last line that is whole
     rows: list[Row] = []
     whole = 0
     for number, line in enumerate(lines, start=1):
@@ -63,7 +63,7 @@ def read_lines(path: Path, run_id: str) -> tuple[list[Row], int, str | None]:
             rows.append(decode_line(run_id, number - 1, line))
         except (ValueError, RecursionError) as error:
             if number == len(lines) and not torn:
-                torn = line
+                torn = True
                 break
             raise ResumeError(
                 f"{path} is damaged in line {number} ({error}): it was altered after it was written. Restore it from "
@@ -80,11 +80,13 @@ class Journal:
     def __init__(self, path: Path, run_id: str) -> None:
         self.path, self._run_id = path, run_id
         self.rows, self._size, self.notice = read_lines(path, run_id)
+        self._file = -1
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
             os.ftruncate(self._file, self._size)
             sync_folder(path.parent)
         except OSError as error:
+            self.close()
             raise OutputError(f"Cannot write {path}: {error.strerror}.") from error
         self._count = len(self.rows)
 

@@ -20,6 +20,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.made = not path.exists()
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,12 +60,12 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of the run in `folder`; ResumeError if there is none that can be read."""
     path = folder / FILE
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = json.loads(path.read_text("utf-8"), parse_constant=_refuse, parse_float=_finite)
     except FileNotFoundError:
         raise ResumeError(f"Expected a run in {folder}, there is no {FILE}.") from None
     except OSError as error:
         raise ResumeError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResumeError(f"{path} is damaged: {error}.") from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise ResumeError(f"Expected a run of format {FORMAT} in {folder}. Use the version of smoothcert that made it.")
@@ -76,8 +77,21 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(values)
 
 
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
+
+
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _refuse(text)
+
+
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # names of files need not be Unicode
+        return json.dumps(value, allow_nan=False)
+    return text
 
 
 def _hash(values: Any) -> str:
