@@ -372,15 +372,18 @@ def test_a_signal_ends_a_run_in_one_line_and_it_goes_on_as_if_nothing_had_happen
     assert (tmp_path / "run" / ROWS).read_bytes() == expected
 
 
-def test_an_interruption_while_the_model_is_loaded_leaves_nothing(tmp_path, slow):
-    choice, _ = slow
-    process = launch(arguments(None, tmp_path / "run", **choice))
+def test_an_interruption_while_the_model_is_loaded_leaves_nothing_in_the_way(tmp_path, slow):
+    choice, expected = slow
+    words = arguments(None, tmp_path / "run", **choice)
+    process = launch(words)
     assert wait_for((tmp_path / "run" / "lock").exists, process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130
     assert only_line(err) == "error: interrupted"
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run").exists() or [path.name for path in (tmp_path / "run").iterdir()] in ([], ["lock"])
+    assert main(words) == 0
+    assert (tmp_path / "run" / ROWS).read_bytes() == expected
 
 
 @pytest.mark.parametrize("moment", ["run.json", ROWS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -170,10 +171,11 @@ class Writer:
         if self._journal is not None:
             self._journal.close()
         if not (self.path / FILE).exists():  # nothing came of it: leave the place as it was
-            if self._lock.made:
-                (self.path / LOCK).unlink(missing_ok=True)
-            if self._created and not any(self.path.iterdir()):
-                self.path.rmdir()
+            with contextlib.suppress(OSError):  # unless others have put something there
+                if self._lock.made:
+                    (self.path / LOCK).unlink(missing_ok=True)
+                if self._created:
+                    self.path.rmdir()
         self._lock.release()
 
     def __enter__(self) -> Writer:

@@ -49,8 +49,8 @@ def threads_per_process(processes: int) -> int:
     return max(1, min(MAX_WORKERS, available // processes))
 
 
-def _serve(task: Task, threads: int, pipe: Connection) -> None:
-    """A worker process: answers chunks with rows until the pipe is closed; tells of draws on the way."""
+def _serve(task: Task, threads: int, beat: float, pipe: Connection) -> None:
+    """A worker process: answers chunks with rows until the pipe is closed; tells of draws every `beat` seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
     import torch
 
@@ -61,7 +61,7 @@ def _serve(task: Task, threads: int, pipe: Connection) -> None:
         nonlocal drawn, told
         with lock:
             drawn += number
-            if time.monotonic() - told >= _BEAT_SECONDS:
+            if time.monotonic() - told >= beat:
                 told = time.monotonic()
                 pipe.send(("draws", drawn))
                 drawn = 0
@@ -146,7 +146,8 @@ class Processes:
 
     def _hire(self) -> _Hand:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(self._task, self._threads, theirs), daemon=True)
+        beat = min(_BEAT_SECONDS, (self._timeout or _BEAT_SECONDS) / 4)
+        process = self._context.Process(target=_serve, args=(self._task, self._threads, beat, theirs), daemon=True)
         with _deaf_to_interrupts():  # which it inherits: Ctrl-C reaches the whole group of processes
             process.start()
         theirs.close()
