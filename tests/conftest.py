@@ -1,4 +1,6 @@
-"""What all tests share: the user's cache is neither read nor written."""
+"""What all tests share: the user's cache is neither read nor written, and Ctrl-C interrupts."""
+
+import signal
 
 import pytest
 
@@ -10,6 +12,14 @@ def _cache_apart(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SMOOTHCERT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts():
+    """Where tests are started in the background, Ctrl-C is ignored, by the processes that they start too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
