@@ -16,7 +16,7 @@ import numpy as np
 
 from smoothcert.data import ArrayData
 from smoothcert.models.architectures import lenet
-from smoothcert.models.checkpoints import Recipe, save_checkpoint
+from smoothcert.models.checkpoints import Blueprint, save_checkpoint
 from smoothcert.models.spec import ModelSpec
 from smoothcert.runs import CertifySettings
 from smoothcert.runs.driver import run_dataset
@@ -57,7 +57,8 @@ def main() -> None:
     found: dict[int, list[float]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "lenet.safetensors"
-        save_checkpoint(model, seeded(lenet, 0), Recipe(architecture="lenet", num_classes=10, input_shape=(1, 28, 28)))
+        blueprint = Blueprint(architecture="lenet", num_classes=10, input_shape=(1, 28, 28))
+        save_checkpoint(model, seeded(lenet, 0), blueprint)
         for number in range(ROUNDS):
             for workers in (1, 2):
                 out = Path(folder) / f"run-{workers}-{number}"

@@ -36,14 +36,14 @@ class Files:
 
 
 def make_files(folder: Path) -> Files:
-    from networks import RECIPE
+    from networks import BLUEPRINT
     from smoothcert.models.architectures import small_cnn
     from smoothcert.models.checkpoints import save_checkpoint
     from smoothcert.training.loop import seeded
 
     files = Files(*(folder / name for name in ("model.safetensors", "other.safetensors", "data.npz", "other/data.npz")))
     for seed, path in enumerate((files.model, files.other_model)):
-        save_checkpoint(path, seeded(small_cnn, seed), RECIPE)
+        save_checkpoint(path, seeded(small_cnn, seed), BLUEPRINT)
     images, labels = make_images()
     np.savez(files.data, images=images, labels=labels)
     images[0, 0, 0, 0] ^= 1

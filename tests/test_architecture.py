@@ -10,13 +10,14 @@ import smoothcert
 SOURCE = Path(smoothcert.__file__).parent
 STOREYS = [
     {"errors"},
-    {"checks", "files", "folders"},
+    {"checks", "files", "folders", "lock", "options", "signals"},
     {"records", "streams", "_grid_kernel"},
     {"stats"},
     {"noise"},
     {"inputs", "models", "data", "progress", "config", "replay"},
     {"sampling"},
-    {"tuning", "worst_cases", "training", "attacks"},
+    {"tuning", "worst_cases", "attacks"},
+    {"training"},
     {"smoothed"},
     {"inspection", "runs"},
     {"report"},

@@ -3,6 +3,7 @@ from torch import nn
 
 from smoothcert import tuning
 from smoothcert.models.architectures import small_cnn
+from smoothcert.sampling import lay_out
 from smoothcert.tuning import tuned_plan
 
 CPU = torch.device("cpu")
@@ -76,3 +77,15 @@ def test_models_that_return_labels_are_not_called_just_to_measure_them():
 
     assert tuned_plan(service, (4,), CPU).batch_size == 256
     assert sum(rows) == 1
+
+
+def test_weights_follow_the_layout_and_can_still_be_trained():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 2))
+    before = [one.detach().clone() for one in model.parameters()]
+    tuned_plan(model, (3, 8, 8), CPU)
+    for channels_last, layout in ((True, torch.channels_last), (False, torch.contiguous_format)):
+        lay_out(model, channels_last=channels_last)
+        assert all(one.is_contiguous(memory_format=layout) for one in model.parameters() if one.ndim == 4)
+        assert all(torch.equal(one, old) for one, old in zip(model.parameters(), before, strict=True))
+    model(torch.rand(2, 3, 8, 8)).sum().backward()
+    assert all(one.grad is not None for one in model.parameters())

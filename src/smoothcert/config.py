@@ -31,7 +31,7 @@ def load_config(cls: type[Any], path: Path) -> dict[str, Any]:
         if name in values:
             raise ConfigError(f"{path}: {key!r} is given twice, with a hyphen and with an underscore.")
         try:
-            values[name] = _converted(value, hints[name])
+            values[name] = convert(value, hints[name])
         except TypeError:
             raise ConfigError(f"{path}: expected `{key}` to be {_describe(hints[name])}, got {value!r}.") from None
     return values
@@ -53,7 +53,7 @@ def _suggestion(name: str, known: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(known)}."
 
 
-def _converted(value: Any, hint: Any) -> Any:
+def convert(value: Any, hint: Any) -> Any:
     """`value` as TOML gave it, turned into what `hint` asks for; TypeError if that would change its meaning."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -61,7 +61,7 @@ def _converted(value: Any, hint: Any) -> Any:
     if origin is Literal and value in args:
         return value
     if origin is tuple and isinstance(value, list):
-        return tuple(_converted(item, args[0]) for item in value)
+        return tuple(convert(item, args[0]) for item in value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and type(value) in (int, float):
@@ -74,7 +74,7 @@ def _converted(value: Any, hint: Any) -> Any:
 def _first_conversion(value: Any, hints: Iterable[Any]) -> Any:
     for hint in hints:
         try:
-            return _converted(value, hint)
+            return convert(value, hint)
         except TypeError:
             continue
     raise TypeError

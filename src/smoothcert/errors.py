@@ -39,6 +39,12 @@ class ResumeError(SmoothcertError, RuntimeError):
     exit_code = 4
 
 
+class VerificationError(SmoothcertError):
+    """A run is not what it claims to be."""
+
+    exit_code = 1
+
+
 class OutputError(SmoothcertError, OSError):
     """The output cannot be written where it was asked for."""
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from smoothcert.data.dataset import Dataset
-from smoothcert.errors import ModelError
 from smoothcert.inputs import as_float32
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import evaluating, is_labels
@@ -149,10 +149,8 @@ def inspect_model(
         network = smoothed.model
         clean = _accuracy(classify(network, inputs, smoothed.device), truths)
         better = _better_scaling(smoothed, inputs, truths, clean)
-        right = int(
-            votes[np.arange(len(truths)), np.minimum(truths, votes.shape[1] - 1)][truths < votes.shape[1]].sum()
-        )
-        noisy = Share(right, copies * len(inputs))
+        known = truths < votes.shape[1]  # a class that the model does not have gets no votes
+        noisy = Share(int(votes[known, truths[known]].sum()), copies * len(inputs))
     count = len(data) if total is None else total
     return Inspection(
         clean=clean,
@@ -212,8 +210,8 @@ def _better_scaling(
     scalings = {1: _GREY_SCALINGS, 3: _SCALINGS}.get(inputs.shape[1] if inputs.ndim == 4 else 0, {})
     best = None
     for name, (mean, std) in scalings.items():
-        layer = Normalize(mean, std).to(smoothed.device)
-        share = _accuracy(classify(lambda x, layer=layer: smoothed.model(layer(x)), inputs, smoothed.device), truths)
+        scaled = nn.Sequential(Normalize(mean, std).to(smoothed.device), smoothed.model)
+        share = _accuracy(classify(scaled, inputs, smoothed.device), truths)
         if share.interval[0] > found.interval[1] and (best is None or share.hits > best[1].hits):
             best = (name, share, mean, std)
     return best
@@ -272,10 +270,3 @@ def _differing_names(of_model: Sequence[str], of_data: Sequence[str]) -> list[st
         if name in plain and plain.index(name) != number:
             return [f"Class {number} of the data, {name!r}, is number {plain.index(name)} of the model."]
     return []
-
-
-def check_shape(classifier: Classifier, data: Dataset) -> Classifier:
-    """The classifier for inputs of the data's shape, resizing inside it where sizes differ."""
-    if data.shape is None:
-        raise ModelError(f"The inputs of {data.name} have different shapes: give a size to bring them to.")
-    return classifier.fitted(data.shape)

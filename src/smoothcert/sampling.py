@@ -79,6 +79,18 @@ def worker_count(model: Model, device: torch.device) -> int:
     return 1
 
 
+def lay_out(model: Model, *, channels_last: bool) -> None:
+    """Keep the weights of convolutions in the layout of the inputs, or their outputs may not follow it.
+
+    Only their order in memory changes, never a value.
+    """
+    wanted = torch.channels_last if channels_last else torch.contiguous_format
+    weights = [one for one in model.parameters() if one.ndim == 4] if isinstance(model, nn.Module) else []
+    if not all(one.is_contiguous(memory_format=wanted) for one in weights):
+        with torch.inference_mode(False):  # else these weights could never be trained again
+            model.to(memory_format=wanted)
+
+
 @cache
 def worker_pool(workers: int, threads_each: int | None = None) -> ThreadPoolExecutor:
     """Threads that share out torch's CPU threads between them, kept for the life of the process.
@@ -331,6 +343,7 @@ def count_votes_together(
         return []
     job = _Job(model, requests, num_classes=num_classes, plan=plan, device=device, on_draws=on_draws)
     workers = min(plan.workers, job.task_count)
+    lay_out(model, channels_last=job.channels_last)
     with evaluating(model):
         if workers <= 1 and plan.threads is None:
             return _Worker(job).run().votes()

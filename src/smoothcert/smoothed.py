@@ -14,7 +14,7 @@ from torch import nn
 
 from smoothcert.checks import check_choice, check_count, check_sigma
 from smoothcert.errors import ConfigError, InputError
-from smoothcert.inputs import Range, check_values, content_id, split_batch
+from smoothcert.inputs import Range, as_float32, check_values, content_id, split_batch
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import Model, check_contract
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
@@ -394,7 +394,7 @@ class Smoothed:
 
     def check(self, x: Any) -> int:
         """Check the model's contract on noisy copies of one input; return the number of classes."""
-        [one], _ = split_batch(np.asarray(x)[None], np.asarray(x).shape)
+        one = as_float32(x)
         check_values(one, self.input_range)
         with preserved_random_state(enabled=not self._allow_random):
             return self._check_model(self._noise_for(one), one)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from smoothcert.models.contract import Model, evaluating, is_labels
-from smoothcert.sampling import Plan, Tally, worker_count, worker_pool
+from smoothcert.sampling import Plan, Tally, lay_out, worker_count, worker_pool
 
 _SECONDS = 1.0  # after this, no further candidate is tried
 _LARGEST = 1024
@@ -49,6 +49,7 @@ def _measure(model: Model, shape: tuple[int, ...], device: torch.device, workers
         while size <= _LARGEST:
             times = {}
             for channels_last in layouts:
+                lay_out(model, channels_last=channels_last)
                 batch = torch.rand(size, *shape, generator=torch.Generator().manual_seed(0)).to(device)
                 if channels_last:
                     batch = batch.contiguous(memory_format=torch.channels_last)

@@ -6,14 +6,15 @@ import pytest
 from smoothcert import runs
 from smoothcert.cli import main
 from smoothcert.models.architectures import small_cnn
-from smoothcert.models.checkpoints import Recipe, save_checkpoint
+from smoothcert.models.checkpoints import Blueprint, save_checkpoint
 from smoothcert.training.loop import seeded
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "m.safetensors"
-    save_checkpoint(path, seeded(small_cnn, 1), Recipe(architecture="small-cnn", num_classes=10, input_shape=(1, 8, 8)))
+    blueprint = Blueprint(architecture="small-cnn", num_classes=10, input_shape=(1, 8, 8))
+    save_checkpoint(path, seeded(small_cnn, 1), blueprint)
     return str(path)
 
 

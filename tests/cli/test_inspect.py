@@ -6,7 +6,7 @@ import torch
 
 from smoothcert.cli import main
 from smoothcert.models.architectures import small_cnn
-from smoothcert.models.checkpoints import Recipe, save_checkpoint
+from smoothcert.models.checkpoints import Blueprint, save_checkpoint
 from smoothcert.training.loop import seeded
 
 
@@ -14,7 +14,8 @@ from smoothcert.training.loop import seeded
 def checkpoint(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "m.safetensors"
     shape = {"num_classes": 10, "input_shape": (1, 8, 8)}
-    save_checkpoint(path, seeded(small_cnn, 0), Recipe(architecture="small-cnn", classes=tuple("0123456789"), **shape))
+    blueprint = Blueprint(architecture="small-cnn", classes=tuple("0123456789"), **shape)
+    save_checkpoint(path, seeded(small_cnn, 0), blueprint)
     return path
 
 
@@ -100,7 +101,7 @@ def test_mistakes_are_one_clear_line(capsys, checkpoint, arguments, code, said):
 def test_names_cannot_write_to_the_terminal(capsys, tmp_path):
     """A61: a class name with an escape sequence is shown, not obeyed."""
     shape = {"num_classes": 2, "input_shape": (1, 8, 8)}
-    recipe = Recipe(architecture="small-cnn", classes=("\x1b[31mred\ttab", "[bold]b"), **shape)
+    recipe = Blueprint(architecture="small-cnn", classes=("\x1b[31mred\ttab", "[bold]b"), **shape)
     save_checkpoint(tmp_path / "m.safetensors", seeded(lambda: small_cnn(2), 0), recipe)
     assert main(["inspect", str(tmp_path / "m.safetensors")]) == 0
     out = capsys.readouterr().out

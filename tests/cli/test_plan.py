@@ -112,7 +112,7 @@ def test_bad_settings_exit_with_2_name_option_value_and_range_and_write_nothing(
 
 @pytest.mark.parametrize(
     ("out", "code", "said"),
-    [("plan.pdf", 2, "ends in .png or .svg"), ("none/plan.png", 6, "there is no folder"), (".", 2, "ends in .png")],
+    [("plan.gif", 2, "ends in .png, .svg"), ("none/plan.png", 6, "there is no folder"), (".", 2, "ends in .png")],
 )
 def test_a_figure_that_cannot_be_written_is_refused_before_anything_is_printed(tmp_path, capsys, out, code, said):
     assert main(["plan", "--out", str(tmp_path / out)]) == code

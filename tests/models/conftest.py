@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 
-from networks import RECIPE
+from networks import BLUEPRINT
 from smoothcert.data.digits import load_digits
 from smoothcert.models.architectures import small_cnn
 from smoothcert.training.loop import seeded, train
+from smoothcert.training.settings import TrainSettings
 
 
 @pytest.fixture(scope="session")
@@ -18,14 +18,13 @@ def digits():
 @pytest.fixture(scope="session")
 def network(digits):
     training, _ = digits
-    images, labels = torch.from_numpy(training.inputs).float() / 255, torch.from_numpy(training.labels)
-    settings = {"sigma": 0.25, "epochs": 8, "batch_size": 64, "learning_rate": 0.05, "seed": 0}
-    return train(seeded(small_cnn, 0), images, labels, **settings).eval()
+    settings = TrainSettings(sigma=0.25, epochs=8, batch_size=64, learning_rate=0.05, seed=0)
+    return train(seeded(small_cnn, 0), training, settings)
 
 
 @pytest.fixture
-def recipe():
-    return RECIPE
+def blueprint():
+    return BLUEPRINT
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,10 @@ network = timm.create_model("test_resnet", pretrained=False, num_classes=5)
 timm.models.save_for_hf(network, sys.argv[1], safe_serialization=True)
 about = network.pretrained_cfg
 loaded = look("timm:local-dir:" + sys.argv[1], network, about["mean"], about["std"], about["input_size"][1])
-assert (loaded.kind, loaded.num_classes) == ("timm", 5)
+assert (loaded.kind, loaded.num_classes, loaded.classes) == ("timm", 5, None)
+network = timm.create_model("test_resnet", pretrained=False, num_classes=1000)
+timm.models.save_for_hf(network, sys.argv[1] + "/whole", safe_serialization=True)
+assert models.load("timm:local-dir:" + sys.argv[1] + "/whole").classes[1].startswith("goldfish")
 """
 TORCHVISION = """
 import os

@@ -17,7 +17,7 @@ from torch import nn
 from smoothcert import models
 from smoothcert.errors import ModelError
 from smoothcert.models.architectures import small_cnn
-from smoothcert.models.checkpoints import read_recipe, save_checkpoint
+from smoothcert.models.checkpoints import read_blueprint, save_checkpoint
 from smoothcert.models.sealed import write_sealed
 from smoothcert.models.weights import load_weights
 
@@ -199,8 +199,8 @@ def test_a57_weights_of_an_exported_program_are_not_unpickled(archive, tmp_path,
 # A58: damage
 
 
-def checkpoint(network, folder, recipe):
-    save_checkpoint(folder / "m.safetensors", network, recipe)
+def checkpoint(network, folder, blueprint):
+    save_checkpoint(folder / "m.safetensors", network, blueprint)
     return folder / "m.safetensors"
 
 
@@ -238,8 +238,8 @@ MAKERS = [checkpoint, weights, script, onnx, exported]
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("make", MAKERS, ids=lambda one: one.__name__)
-def test_a58_a_file_cut_off_anywhere_is_a_model_error(network, recipe, tmp_path, make):
-    path = make(network, tmp_path, recipe)
+def test_a58_a_file_cut_off_anywhere_is_a_model_error(network, blueprint, tmp_path, make):
+    path = make(network, tmp_path, blueprint)
     content = path.read_bytes()
     for length in sorted(
         {0, 1, 7, 8, 9, 60, len(content) // 3, len(content) // 2, len(content) - 40, len(content) - 1}
@@ -251,8 +251,8 @@ def test_a58_a_file_cut_off_anywhere_is_a_model_error(network, recipe, tmp_path,
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("make", MAKERS, ids=lambda one: one.__name__)
-def test_a58_a_file_of_another_kind_is_a_model_error(network, recipe, tmp_path, make):
-    path = make(network, tmp_path, recipe)
+def test_a58_a_file_of_another_kind_is_a_model_error(network, blueprint, tmp_path, make):
+    path = make(network, tmp_path, blueprint)
     rng = np.random.default_rng(0)
     for content in (
         b"\x89PNG\r\n\x1a\n" + bytes(100),
@@ -265,8 +265,8 @@ def test_a58_a_file_of_another_kind_is_a_model_error(network, recipe, tmp_path, 
             models.load(path, arch="small-cnn")
 
 
-def test_a58_every_flipped_bit_of_a_checkpoint_is_seen(network, recipe, tmp_path):
-    path = checkpoint(network, tmp_path, recipe)
+def test_a58_every_flipped_bit_of_a_checkpoint_is_seen(network, blueprint, tmp_path):
+    path = checkpoint(network, tmp_path, blueprint)
     content = path.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
     rng = np.random.default_rng(1)
@@ -282,8 +282,8 @@ def test_a58_every_flipped_bit_of_a_checkpoint_is_seen(network, recipe, tmp_path
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("make", [weights, script, exported], ids=lambda one: one.__name__)
-def test_a58_a_flipped_bit_in_the_weights_of_an_archive_is_seen(network, recipe, tmp_path, make):
-    path = make(network, tmp_path, recipe)
+def test_a58_a_flipped_bit_in_the_weights_of_an_archive_is_seen(network, blueprint, tmp_path, make):
+    path = make(network, tmp_path, blueprint)
     content = path.read_bytes()
     place = content.index(network[0].bias.detach().numpy().tobytes()) + 2
     path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
@@ -316,29 +316,29 @@ def test_a58_metadata_without_its_hash_is_refused(network, tmp_path, text):
         models.load(tmp_path / "m.safetensors")
 
 
-def test_a_checkpoint_tells_how_it_came_about(network, recipe, tmp_path):
-    assert read_recipe(checkpoint(network, tmp_path, recipe)) == recipe
+def test_a_checkpoint_tells_how_it_came_about(network, blueprint, tmp_path):
+    assert read_blueprint(checkpoint(network, tmp_path, blueprint)) == blueprint
     save_file(network.state_dict(), tmp_path / "other.safetensors")
     with pytest.raises(ModelError, match="not written by smoothcert"):
         models.load(tmp_path / "other.safetensors")
     with pytest.raises(ModelError, match="without our metadata"):
-        read_recipe(tmp_path / "other.safetensors")
+        read_blueprint(tmp_path / "other.safetensors")
     loaded = models.load(tmp_path / "other.safetensors", arch="small-cnn")
     assert loaded.num_classes == 10
     with pytest.raises(ModelError, match="'small-cnn', not 'lenet'"):
         models.load(tmp_path / "m.safetensors", arch="lenet")
 
 
-def test_what_could_not_be_loaded_again_is_not_saved(network, recipe, tmp_path):
+def test_what_could_not_be_loaded_again_is_not_saved(network, blueprint, tmp_path):
     with pytest.raises(ModelError, match="not those of this architecture"):
-        save_checkpoint(tmp_path / "m.safetensors", nn.Linear(3, 2), recipe)
+        save_checkpoint(tmp_path / "m.safetensors", nn.Linear(3, 2), blueprint)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_saving_and_loading_leave_the_callers_random_state_alone(network, recipe, tmp_path):
+def test_saving_and_loading_leave_the_callers_random_state_alone(network, blueprint, tmp_path):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    models.load(checkpoint(network, tmp_path, recipe))
+    models.load(checkpoint(network, tmp_path, blueprint))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -32,7 +32,7 @@ def test_there_is_one_step_curve_per_sigma_labelled_and_in_order():
 
 def test_the_undefended_curve_is_dashed_black_and_called_an_upper_bound():
     drawn = lines(figures.certified_accuracy_figure(CURVES, undefended=[0.0, 0.2, np.inf]))
-    attacked = drawn["undefended, attacked (upper bound)"]
+    attacked = drawn["undefended (upper bound)"]
     assert attacked.get_color() == "black"
     assert attacked.is_dashed()
     np.testing.assert_allclose(attacked.get_ydata(), [200 / 3, 200 / 3, 100 / 3])
@@ -49,21 +49,20 @@ def test_the_noise_panel_has_a_row_per_image_and_a_column_per_sigma_after_the_cl
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["clean", "σ = 0.12", "σ = 1", "", "", ""]
     shown = [np.asarray(axes.get_images()[0].get_array()) for axes in figure.axes]
-    np.testing.assert_allclose(shown[0], 128 / 255)
-    assert 0.05 < shown[1].std() < 0.2
+    assert all(one.dtype == np.uint8 for one in shown)  # as a screen has them
+    np.testing.assert_array_equal(shown[0], 128)
+    assert 0.05 < shown[1].std() / 255 < 0.2
     assert shown[2].min() == 0  # clipped for display
-    assert shown[2].max() == 1
+    assert shown[2].max() == 255
     assert not np.array_equal(shown[1], shown[4])
 
 
 def test_the_noise_panel_shows_colour_images_and_refuses_other_shapes():
-    assert figures.noise_panel(np.zeros((1, 3, 4, 4), np.uint8), [0.5]).axes[1].get_images()[0].get_array().shape == (
-        4,
-        4,
-        3,
-    )
-    with pytest.raises(InputError, match="Expected images"):
-        figures.noise_panel(np.zeros((1, 2, 4, 4), np.uint8), [0.5])
+    noisy = figures.noise_panel(np.zeros((1, 3, 4, 4), np.uint8), [0.5]).axes[1].get_images()[0]
+    assert noisy.get_array().shape == (4, 4, 3)
+    for images in (np.zeros((1, 2, 4, 4), np.uint8), np.zeros((1, 3, 4, 4), np.float32), np.zeros((0, 3, 4, 4), "u1")):
+        with pytest.raises(InputError, match="Expected 8-bit images"):
+            figures.noise_panel(images, [0.5])
     with pytest.raises(ConfigError, match="sigma"):
         figures.noise_panel(np.zeros((1, 1, 4, 4), np.uint8), [0.0])
 
@@ -94,11 +93,12 @@ def test_theorem_1_lies_above_the_bounds_before_it():
     assert np.all(li > lecuyer)
 
 
-def test_saves_png_and_svg_by_suffix_and_leaves_nothing_else(tmp_path):
+def test_saves_by_suffix_and_leaves_nothing_else(tmp_path):
     figure = figures.certified_accuracy_figure(CURVES)
-    figures.save_figure(figure, tmp_path / "a.png")
-    figures.save_figure(figure, tmp_path / "a.SVG")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.SVG", "a.png"]
+    for name in ("a.png", "a.SVG", "a.pdf"):
+        figures.save_figure(figure, tmp_path / name)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.SVG", "a.pdf", "a.png"]
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF-")
     assert matplotlib.image.imread(tmp_path / "a.png").shape[:2] == (510, 780)
     text = "".join(ElementTree.parse(tmp_path / "a.SVG").getroot().itertext())
     assert "σ = 0.25" in text
@@ -106,23 +106,31 @@ def test_saves_png_and_svg_by_suffix_and_leaves_nothing_else(tmp_path):
 
 
 def test_equal_figures_are_equal_files(tmp_path):
-    for name in ("a.svg", "b.svg", "a.png", "b.png"):
-        figures.save_figure(figures.certified_accuracy_figure(CURVES), tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    for suffix in figures.SUFFIXES:
+        for name in ("a", "b"):
+            figures.save_figure(figures.certified_accuracy_figure(CURVES), tmp_path / f"{name}{suffix}")
+        assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
+
+
+def test_a_pdf_has_no_date_and_its_letters_are_letters(tmp_path):
+    figures.save_figure(figures.certified_accuracy_figure(CURVES), tmp_path / "a.pdf")
+    content = (tmp_path / "a.pdf").read_bytes()
+    assert b"CreationDate" not in content
+    assert b"/Type3" not in content
+    assert b"/CIDFontType2" in content or b"/TrueType" in content
 
 
 def test_refuses_other_suffixes_and_folders_that_do_not_exist(tmp_path):
     figure = figures.certified_accuracy_figure(CURVES)
-    with pytest.raises(ConfigError, match=r"ends in .png or .svg, got 'a.pdf'"):
-        figures.save_figure(figure, tmp_path / "a.pdf")
+    with pytest.raises(ConfigError, match=r"ends in .png, .svg or .pdf, got 'a.gif'"):
+        figures.save_figure(figure, tmp_path / "a.gif")
     with pytest.raises(OutputError, match="there is no folder"):
         figures.save_figure(figure, tmp_path / "none" / "a.png")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_says_which_extra_to_install_when_matplotlib_is_missing(monkeypatch):
-    monkeypatch.setattr(figures, "find_spec", lambda _: None)
+    monkeypatch.setattr(figures.canvas, "find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"matplotlib is needed.*smoothcert\[plot\]"):
         figures.prior_bounds_figure()
 
@@ -135,10 +143,10 @@ def test_drawing_leaves_matplotlibs_settings_alone():
 
 def test_drawing_loads_neither_pyplot_nor_torch(tmp_path):
     code = (
-        "import sys; sys.modules['torch'] = None\n"
+        "import pathlib, sys; sys.modules['torch'] = None\n"
         "from smoothcert.report import figures, tables\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "figures.save_figure(figures.prior_bounds_figure(), figures.Path(sys.argv[1]))\n"
+        "figures.save_figure(figures.prior_bounds_figure(), pathlib.Path(sys.argv[1]))\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     target = tmp_path / "a.png"

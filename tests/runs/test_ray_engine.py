@@ -9,9 +9,8 @@ import threading
 import time
 
 import pytest
-import torch
 
-from networks import RECIPE
+from networks import BLUEPRINT
 from smoothcert import data, runs
 from smoothcert.data import ArrayData
 from smoothcert.errors import ConfigError, InputError, MissingExtraError, ModelChangedError, ModelError
@@ -24,6 +23,7 @@ from smoothcert.runs.ray_engine import Answer, run_on_ray
 from smoothcert.runs.work import Chunk, Task, Worker
 from smoothcert.sampling import Plan
 from smoothcert.training.loop import seeded, train
+from smoothcert.training.settings import TrainSettings
 
 WHITE = 2  # the place of the input that models below are made to stumble over; they know it by its brightness
 ODD_MODEL = """
@@ -66,10 +66,9 @@ def ray():
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     training = data.load("digits", split="train")
-    images, labels = torch.from_numpy(training.inputs).float() / 255, torch.from_numpy(training.labels)
-    settings = {"sigma": 0.25, "epochs": 2, "batch_size": 64, "learning_rate": 0.05, "seed": 0}
+    settings = TrainSettings(sigma=0.25, epochs=2, batch_size=64, learning_rate=0.05, seed=0)
     path = tmp_path_factory.mktemp("model") / "digits.safetensors"
-    save_checkpoint(path, train(seeded(small_cnn, 0), images, labels, **settings).eval(), RECIPE)
+    save_checkpoint(path, train(seeded(small_cnn, 0), training, settings), BLUEPRINT)
     return path
 
 

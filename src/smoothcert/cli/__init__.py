@@ -14,6 +14,7 @@ import tyro
 from rich.console import Console
 
 from smoothcert import __version__
+from smoothcert.cli.card import Card
 from smoothcert.cli.certify import Certify
 from smoothcert.cli.data import Data
 from smoothcert.cli.demo import Demo
@@ -22,19 +23,30 @@ from smoothcert.cli.import_run import Import
 from smoothcert.cli.inspect import Inspect
 from smoothcert.cli.merge import Merge
 from smoothcert.cli.plan import Plan
+from smoothcert.cli.plot import Plot
 from smoothcert.cli.predict import Predict
 from smoothcert.cli.replay import Replay
 from smoothcert.cli.run_command import Terminated
 from smoothcert.cli.show import Show
+from smoothcert.cli.sweep import Sweep
+from smoothcert.cli.table import Table
+from smoothcert.cli.train import Train
+from smoothcert.cli.verify import Verify
 from smoothcert.config import load_config
 from smoothcert.errors import SmoothcertError
 
 COMMANDS: dict[str, type[Any]] = {
     "demo": Demo,
+    "train": Train,
+    "sweep": Sweep,
+    "card": Card,
     "inspect": Inspect,
     "certify": Certify,
     "predict": Predict,
     "show": Show,
+    "table": Table,
+    "plot": Plot,
+    "verify": Verify,
     "export": Export,
     "import": Import,
     "merge": Merge,
@@ -47,9 +59,13 @@ _DESCRIPTION = "Certified robustness for any classifier by randomized smoothing.
 _EXAMPLES = """
 examples:
   smoothcert demo                       see it work, in under a minute
+  smoothcert train DATA --sigma 0.25 --out MODEL
   smoothcert inspect MODEL --data DATA  is it the right model, and what would certifying it take
   smoothcert certify MODEL DATA --sigma 0.25 --out RUN
   smoothcert show RUN                   what was certified
+  smoothcert table RUN RUN RUN          runs side by side
+  smoothcert plot certified-accuracy RUN RUN --out curves.pdf
+  smoothcert verify RUN                 check it, certificate by certificate
   smoothcert export RUN --out log.tsv   for other tools
   smoothcert data list                  which data sets are here
   smoothcert plan --sigma 0.25          how many draws which radius takes

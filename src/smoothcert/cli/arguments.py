@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from smoothcert.errors import ConfigError
+from smoothcert.options import OptionalFloats, OptionalInt, OptionalInts, OptionalPath, OptionalText
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from smoothcert.data.dataset import Dataset
     from smoothcert.models.classifier import Classifier
     from smoothcert.models.spec import ModelSpec
-
-# Settings that may be left out, without "None" all over the help.
-OptionalText = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
-OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
-OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
-OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")]
-OptionalInts = Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="N ...", help_behavior_hint="")]
-OptionalFloats = Annotated[tuple[float, ...] | None, tyro.conf.arg(metavar="X ...", help_behavior_hint="")]
 
 
 @dataclass(frozen=True, kw_only=True)

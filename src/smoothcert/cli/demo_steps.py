@@ -18,14 +18,15 @@ from smoothcert.data.dataset import ArrayData
 from smoothcert.data.digits import load_digits
 from smoothcert.files import prepare_folder, replacing
 from smoothcert.models.architectures import small_cnn
-from smoothcert.models.checkpoints import Recipe, save_checkpoint
+from smoothcert.models.checkpoints import Blueprint, save_checkpoint
 from smoothcert.progress import ProgressBar
 from smoothcert.records import Certificate
 from smoothcert.report.figures import certified_accuracy_figure, noise_panel, require_matplotlib, save_figure
 from smoothcert.smoothed import Smoothed
 from smoothcert.stats.accuracy import are_correct, average_certified_radius
 from smoothcert.stats.procedures import FixedN
-from smoothcert.training.loop import seeded, train
+from smoothcert.training.loop import Progress, seeded, train
+from smoothcert.training.settings import TrainSettings
 
 CERTIFICATES, NOISE = "certificates.jsonl", "noise.png"
 CURVES = ("certified-accuracy.png", "certified-accuracy.svg")
@@ -101,21 +102,22 @@ def _one_thread() -> Iterator[None]:
 
 def train_models(data: ArrayData, sigmas: Sequence[float], epochs: int, seed: int) -> dict[float, nn.Module]:
     """One network per noise level, all from the same initial weights."""
-    images, labels = _tensors(data)
     models = {}
     with _one_thread(), ProgressBar("training", len(sigmas) * epochs) as bar:
         for sigma in sigmas:
-            models[sigma] = train(
-                seeded(small_cnn, seed),
-                images,
-                labels,
+            settings = TrainSettings(
                 sigma=sigma,
                 epochs=epochs,
                 batch_size=_TRAIN_BATCH,
                 learning_rate=_LEARNING_RATE,
                 seed=seed,
-                on_epoch=lambda _epoch, loss, sigma=sigma: bar.advance(1, f"training, σ = {sigma:g}, loss {loss:.3f}"),
+                device="cpu",
             )
+
+            def show(_: int, progress: Progress, sigma: float = sigma) -> None:
+                bar.advance(1, f"training, σ = {sigma:g}, loss {progress.loss:.3f}")
+
+            models[sigma] = train(seeded(small_cnn, seed), data, settings, on_epoch=show)
     return models
 
 
@@ -161,7 +163,7 @@ def write_all(
     save_figure(noise_panel(panel, [c.sigma for c in certified], seed=seed), folder / NOISE)
     _write_certificates(folder / CERTIFICATES, certified)
     for sigma, model in models.items():
-        save_checkpoint(folder / weights_name(sigma), model, _recipe(training, sigma, epochs, seed))
+        save_checkpoint(folder / weights_name(sigma), model, _blueprint(training, sigma, epochs, seed))
     return [
         (folder / CURVES[0], "the table as curves (and .svg)"),
         (folder / NOISE, "what the networks see"),
@@ -170,8 +172,8 @@ def write_all(
     ]
 
 
-def _recipe(data: ArrayData, sigma: float, epochs: int, seed: int) -> Recipe:
-    return Recipe(
+def _blueprint(data: ArrayData, sigma: float, epochs: int, seed: int) -> Blueprint:
+    return Blueprint(
         architecture="small-cnn",
         num_classes=len(data.classes or ()),
         input_shape=data.shape,

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from smoothcert.cli.arguments import OptionalPath
+from smoothcert.options import OptionalPath
 
 _EXAMPLES = """
 examples:

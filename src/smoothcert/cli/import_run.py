@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from smoothcert.cli.arguments import OptionalInt, OptionalPath, OptionalText
+from smoothcert.options import OptionalInt, OptionalPath, OptionalText
 
 _EXAMPLES = """
 examples:

@@ -15,15 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from smoothcert.checks import check_alpha, check_count, check_sigma
-from smoothcert.cli.arguments import (
-    DataArguments,
-    ModelArguments,
-    OptionalFloat,
-    OptionalInt,
-    OptionalPath,
-    OptionalText,
-)
+from smoothcert.cli.arguments import DataArguments, ModelArguments
 from smoothcert.errors import ConfigError, ModelError
+from smoothcert.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 
 if TYPE_CHECKING:
     from smoothcert.data.dataset import Dataset

@@ -40,7 +40,7 @@ class Plan:
     n: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (100, 1_000, 10_000, 100_000, 1_000_000)
     """Numbers of draws to plan with."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Also draw the largest radius against n into this file, .png or .svg."""
+    """Also draw the largest radius against n into this file, .png, .svg or .pdf."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """TOML file with any of these settings; flags win over it."""
     examples: ClassVar[str] = _EXAMPLES

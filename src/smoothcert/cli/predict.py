@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from rich.console import Console
 
-from smoothcert.cli.arguments import OptionalPath
 from smoothcert.cli.run_command import RunArguments, finish
+from smoothcert.options import OptionalPath
 from smoothcert.runs.settings import PredictSettings
 
 _EXAMPLES = """

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,9 @@ from rich.markup import escape
 
 from smoothcert.cli.arguments import DataArguments, ModelArguments
 from smoothcert.errors import ConfigError, RowsFailedError
-from smoothcert.progress import ProgressBar
 from smoothcert.runs.directory import Writer
 from smoothcert.runs.settings import RunSettings
-from smoothcert.stats.accuracy import floor_percent
+from smoothcert.runs.watch import Watch
 
 if TYPE_CHECKING:
     from smoothcert.runs.directory import Run
@@ -56,7 +54,13 @@ class RunArguments(ModelArguments, DataArguments, RunSettings):
     def execute(self) -> Run:
         """Check everything, run, and return the finished run."""
         self.check()
-        watch = _Watch(verb="certified" if self.kind == "certify" else "right", quiet=self.json)
+        watch = Watch(self.kind)
+
+        def on_start(done: int, total: int, notice: str | None) -> None:
+            if not self.json:
+                _tell_start(done, total, notice)
+            watch.start(done, total)
+
         # The directory is taken before torch and the model are loaded: who comes second is told at once.
         with ending_on_signals(), Writer(self.out, resume=self.resume) as writer, watch:
             from smoothcert.runs.driver import run_dataset
@@ -71,8 +75,7 @@ class RunArguments(ModelArguments, DataArguments, RunSettings):
                 writer,
                 classifier=classifier,
                 indices=self._part(self.select(data).tolist()),
-                resume=self.resume,
-                on_start=watch.start,
+                on_start=on_start,
                 on_rows=watch.rows,
                 on_draws=watch.draws,
             )
@@ -88,53 +91,13 @@ class RunArguments(ModelArguments, DataArguments, RunSettings):
         return indices[number - 1 :: count]
 
 
-class _Watch:
-    """A progress bar with rate, draws and accuracy so far; silent where nobody watches."""
-
-    def __init__(self, *, verb: str, quiet: bool) -> None:
-        self._verb, self._quiet = verb, quiet
-        self._bar: ProgressBar | None = None
-        self._drawn = self._right = self._rows = self._labelled = 0
-        self._settled = 0
-        self._began = time.monotonic()
-
-    def __enter__(self) -> _Watch:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*error)
-
-    def start(self, done: int, total: int, notice: str | None) -> None:
-        with suppress(OSError):  # that nobody reads this is no reason to stop
-            if notice and not self._quiet:
-                sys.stderr.write(f"notice: {notice}\n")
-            if done and not self._quiet:
-                sys.stdout.write(f"{done:,} of {total:,} inputs are there already.\n")
-                sys.stdout.flush()
-        self._bar = ProgressBar("inputs", total)
-        self._bar.advance(done)
-        self._began = time.monotonic()
-
-    def draws(self, number: int) -> None:
-        self._drawn += number
-        self._show(0)
-
-    def rows(self, rows: Sequence[dict[str, Any]], draws: int) -> None:
-        self._settled += draws
-        self._drawn = max(self._drawn, self._settled)
-        self._rows += len(rows)
-        self._right += sum(row.get("label") is not None and row["label"] == row["true"] for row in rows)
-        self._labelled += sum(row["true"] is not None for row in rows)
-        self._show(len(rows))
-
-    def _show(self, rows: int) -> None:
-        rate = self._drawn / max(1e-9, time.monotonic() - self._began)
-        words = f"inputs · {self._drawn:,} draws · {rate:,.0f}/s"
-        if self._labelled:
-            words += f" · {floor_percent(self._right / self._rows)} % {self._verb}"
-        if self._bar is not None:
-            self._bar.advance(rows, words)
+def _tell_start(done: int, total: int, notice: str | None) -> None:
+    with suppress(OSError):  # that nobody reads this is no reason to stop
+        if notice:
+            sys.stderr.write(f"notice: {notice}\n")
+        if done:
+            sys.stdout.write(f"{done:,} of {total:,} inputs are there already.\n")
+            sys.stdout.flush()
 
 
 @contextmanager

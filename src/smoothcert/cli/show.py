@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from smoothcert.cli.arguments import OptionalInt, OptionalPath
 from smoothcert.errors import ConfigError
+from smoothcert.options import OptionalInt, OptionalPath
 
 if TYPE_CHECKING:
     from smoothcert.runs.directory import Run
@@ -123,7 +123,7 @@ def _certified(summary: dict[str, Any]) -> Table:
     for column in table.columns:
         column.justify = "right"
     for radius, share in zip(summary["radii"], summary["certified"], strict=True):
-        table.add_row(f"{radius:g}", floor_percent(share))
+        table.add_row(str(radius).removesuffix(".0"), floor_percent(share))  # all digits: none may round it up
     table.add_row("average", floor_decimal(summary["average_radius"], 3))
     return table
 

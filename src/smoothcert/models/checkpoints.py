@@ -28,7 +28,7 @@ def _built(architecture: str, num_classes: int, input_shape: tuple[int, ...] | N
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Blueprint:
     """How a network is built and how it came about: what a checkpoint says beside its weights."""
 
     architecture: str
@@ -47,6 +47,12 @@ class Recipe:
         return bare if self.mean is None or self.std is None else nn.Sequential(Normalize(self.mean, self.std), bare)
 
     @property
+    def recipe(self) -> str | None:
+        """The name of the recipe that the network was trained by, if it is known."""
+        recipe = self.training.get("recipe")
+        return recipe.get("name") if isinstance(recipe, dict) else recipe
+
+    @property
     def normalization(self) -> str:
         """Where pixels are brought to the network's own scale."""
         if self.mean is None or self.std is None:
@@ -54,11 +60,11 @@ class Recipe:
         return f"the network's first layer: {affine_words(self.mean, self.std)}"
 
 
-def save_checkpoint(path: Path, network: nn.Module, recipe: Recipe) -> None:
-    """Write the weights of `network`, which `recipe.network()` could have made, and the recipe; all or nothing."""
+def save_checkpoint(path: Path, network: nn.Module, blueprint: Blueprint) -> None:
+    """Write the weights of `network`, which `blueprint.network()` could have made, and that; all or nothing."""
     weights = network.state_dict()
-    load_weights(recipe.network(), weights, str(path))  # what does not fit fails here rather than when it is needed
-    write_sealed(path, weights, asdict(recipe))
+    load_weights(blueprint.network(), weights, str(path))  # what does not fit fails here rather than when it is needed
+    write_sealed(path, weights, asdict(blueprint))
 
 
 def load_checkpoint(
@@ -77,30 +83,31 @@ def load_checkpoint(
                 "architecture, with --arch or arch=…"
             )
         return foreign_weights(weights, architecture, path, num_classes=num_classes, input_shape=input_shape)
-    recipe = _recipe(path, about)
-    if architecture not in (None, recipe.architecture):
-        raise ModelError(f"{path} holds a network of architecture {recipe.architecture!r}, not {architecture!r}.")
-    network = recipe.network()
+    blueprint = _blueprint(path, about)
+    if architecture not in (None, blueprint.architecture):
+        raise ModelError(f"{path} holds a network of architecture {blueprint.architecture!r}, not {architecture!r}.")
+    network = blueprint.network()
     load_weights(network, weights, str(path))
     return Classifier(
         network=network.eval(),
         source=str(path),
         kind="checkpoint",
-        normalization=recipe.normalization,
+        normalization=blueprint.normalization,
         weights_hash=hash_tensors(weights),
-        input_shape=recipe.input_shape,
-        num_classes=recipe.num_classes,
-        classes=recipe.classes,
-        sigma=recipe.sigma,
+        input_shape=blueprint.input_shape,
+        num_classes=blueprint.num_classes,
+        classes=blueprint.classes,
+        sigma=blueprint.sigma,
+        recipe=blueprint.recipe,
     )
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_blueprint(path: Path) -> Blueprint:
     """What a checkpoint of ours says beside its weights."""
     _, about = read_safetensors(path)
     if about is None:
         raise ModelError(f"Expected a checkpoint written by smoothcert, got {path} without our metadata.")
-    return _recipe(path, about)
+    return _blueprint(path, about)
 
 
 def foreign_weights(
@@ -136,14 +143,14 @@ def _classes_in(weights: Mapping[str, Tensor], architecture: str, path: Path) ->
     return len(bias[0])
 
 
-def _recipe(path: Path, about: dict[str, Any]) -> Recipe:
-    known = {one.name for one in fields(Recipe)}
+def _blueprint(path: Path, about: dict[str, Any]) -> Blueprint:
+    known = {one.name for one in fields(Blueprint)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in about.items()}
     try:
         if set(given) - known:
             raise TypeError(f"unknown {', '.join(sorted(set(given) - known))}")
-        recipe = Recipe(**given)
-        recipe.network()
+        blueprint = Blueprint(**given)
+        blueprint.network()
     except (TypeError, ValueError, SmoothcertError) as error:
         raise ModelError(f"The metadata of {path} does not describe a network ({error}).") from error
-    return recipe
+    return blueprint

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.errors import InputError, ModelError
+from smoothcert.models.hashes import hash_bytes, hash_tensors
 from smoothcert.models.layers import Normalize, Resized
 
 AS_GIVEN = "none declared: the model gets pixels in [0, 1] as they are"
@@ -30,6 +31,7 @@ class Classifier:
         num_classes: how many classes there are, where the source declares it.
         classes: their names, where the source knows them.
         sigma: the noise that it was trained with, where the source says so.
+        recipe: how it was trained, by name, where the source says so.
         notes: what a user should know about how it was loaded.
     """
 
@@ -42,6 +44,7 @@ class Classifier:
     num_classes: int | None = None
     classes: tuple[str, ...] | None = None
     sigma: float | None = None
+    recipe: str | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -66,13 +69,16 @@ class Classifier:
         note = f"images of {shape[1]}×{shape[2]} are resized to {size[0]}×{size[1]} inside the base classifier"
         return replace(self, network=Resized(self.network, size), input_shape=shape, notes=(*self.notes, note))
 
-    def normalized(self, mean: Sequence[float] | None, std: Sequence[float] | None) -> Classifier:
+    def normalized(self, mean: Sequence[float], std: Sequence[float]) -> Classifier:
         """This classifier behind a layer (x − mean) / std, for a network that was trained on such inputs."""
-        if mean is None or std is None:
-            return self
-        network = nn.Sequential(Normalize(mean, std), self.network)
         words = f"a layer in front of the network as asked for: {affine_words(mean, std)}"
-        return replace(self, network=network, normalization=words)
+        return replace(self.behind(Normalize(mean, std)), normalization=words)
+
+    def behind(self, front: nn.Module) -> Classifier:
+        """This classifier of what `front` makes of the input; its weights count among the weights."""
+        known = self.weights_hash
+        both = None if known is None else hash_bytes(known.encode(), hash_tensors(front.state_dict()).encode())
+        return replace(self, network=nn.Sequential(front, self.network), weights_hash=both)
 
 
 def affine_words(mean: Sequence[float], std: Sequence[float]) -> str:

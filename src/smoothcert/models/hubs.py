@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,19 @@ def load_timm(name: str) -> Classifier:
     except Exception as error:  # unknown names, no network, no weights: each library has kinds of its own
         raise _not_loaded(f"timm:{name}", error) from error
     about = network.pretrained_cfg
-    return _normalized(network, f"timm:{name}", "timm", about["mean"], about["std"], tuple(about["input_size"]))
+    shape = tuple(about["input_size"])
+    return _normalized(
+        network, f"timm:{name}", "timm", about["mean"], about["std"], shape, _timm_classes(timm, network)
+    )
+
+
+def _timm_classes(timm: Any, network: nn.Module) -> tuple[str, ...] | None:
+    """The names that come with the weights, or those of the part of ImageNet that they know."""
+    given = network.pretrained_cfg.get("label_names")
+    if given:
+        return tuple(map(str, given))
+    part = timm.data.infer_imagenet_subset(network)
+    return None if part is None else tuple(timm.data.ImageNetInfo(part).label_descriptions())
 
 
 def load_torchvision(name: str) -> Classifier:
@@ -45,7 +58,7 @@ def load_transformers(name: str, *, unsafe: bool) -> Classifier:
     """An image classifier of Hugging Face, from the hub or a local folder, with its processor's scaling."""
     transformers = _imported("transformers", "transformers")
     source = f"hf:{name}"
-    quiet = _Quiet(transformers)
+    quiet = _Quiet(transformers, bars=not Path(name).is_dir())  # a download may take minutes
     try:
         with quiet:
             network = transformers.AutoModelForImageClassification.from_pretrained(
@@ -72,15 +85,16 @@ class _Logits(nn.Module):
 
 
 class _Quiet:
-    """Keeps the progress bars and advice of transformers from the terminal, and restores them."""
+    """Keeps the advice of transformers from the terminal, and its progress bars unless they are wanted."""
 
-    def __init__(self, transformers: Any) -> None:
-        self._logging = transformers.utils.logging
+    def __init__(self, transformers: Any, *, bars: bool) -> None:
+        self._logging, self._wanted = transformers.utils.logging, bars
 
     def __enter__(self) -> None:
         self._level, self._bars = self._logging.get_verbosity(), self._logging.is_progress_bar_enabled()
         self._logging.set_verbosity_error()
-        self._logging.disable_progress_bar()
+        if not self._wanted:
+            self._logging.disable_progress_bar()
 
     def __exit__(self, *_: object) -> None:
         self._logging.set_verbosity(self._level)

@@ -42,7 +42,7 @@ def from_object(value: Any, source: str | None = None) -> Classifier:
         return value
     if isinstance(value, nn.Module):
         return Classifier(
-            network=value.eval(),
+            network=value,
             source=source,
             kind="module",
             normalization=_first_layer(value),

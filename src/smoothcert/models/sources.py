@@ -12,10 +12,10 @@ from smoothcert.checks import check_count
 from smoothcert.errors import ConfigError, ModelError
 from smoothcert.models.checkpoints import WEIGHTS_FILE, load_checkpoint
 from smoothcert.models.classifier import AS_GIVEN, Classifier
-from smoothcert.models.denoisers import Denoised, make_denoiser
+from smoothcert.models.denoisers import make_denoiser
 from smoothcert.models.estimators import load_joblib
 from smoothcert.models.exported import load_exported
-from smoothcert.models.hashes import hash_bytes, hash_tensors
+from smoothcert.models.hashes import hash_bytes
 from smoothcert.models.hubs import load_timm, load_torchvision, load_transformers
 from smoothcert.models.layers import Ensemble
 from smoothcert.models.objects import from_object, load_object
@@ -107,14 +107,15 @@ def load(
         check_count("num_classes", num_classes, least=2)
     if (mean is None) != (std is None):
         raise ConfigError("Expected `mean` and `std` together, got one of them.")
-    loaded = _load(source, _Settings(arch, num_classes, shape, unsafe))
-    if weights_hash is not None and loaded.weights_hash != weights_hash:
+    loaded = _declared(_load(source, _Settings(arch, num_classes, shape, unsafe)), num_classes, shape, classes)
+    if mean is not None and std is not None:
+        if loaded.normalization != AS_GIVEN:
+            raise ConfigError(f"{loaded.source} normalises by itself ({loaded.normalization}): drop `mean` and `std`.")
+        loaded = loaded.normalized(mean, std)
+    loaded = loaded if denoiser is None else _denoised(loaded, denoiser, sigma)
+    if weights_hash not in (None, loaded.weights_hash):
         raise ModelError(f"Expected weights with {weights_hash} in {loaded.source}, got {loaded.weights_hash}.")
-    loaded = _declared(loaded, num_classes, shape, classes)
-    if mean is not None and not loaded.normalization == AS_GIVEN:
-        raise ConfigError(f"{loaded.source} normalises by itself ({loaded.normalization}): drop `mean` and `std`.")
-    loaded = loaded.normalized(mean, std)
-    return loaded if denoiser is None else _denoised(loaded, denoiser, sigma)
+    return loaded
 
 
 def _load(source: Any, settings: _Settings) -> Classifier:
@@ -192,6 +193,7 @@ def _ensemble(members: list[Classifier]) -> Classifier:
         num_classes=common("num_classes"),
         classes=common("classes"),
         sigma=common("sigma"),
+        recipe=common("recipe"),
         notes=tuple(dict.fromkeys(note for one in members for note in one.notes)),
     )
 
@@ -199,12 +201,5 @@ def _ensemble(members: list[Classifier]) -> Classifier:
 def _denoised(loaded: Classifier, name: str, sigma: float | None) -> Classifier:
     if sigma is None:
         raise ConfigError("A denoiser must know the noise that it is to remove: give `sigma`.")
-    front = make_denoiser(name, sigma)
     note = f"a denoiser is in front, {name} for σ = {sigma:g}: it is part of the base classifier"
-    known = loaded.weights_hash
-    return replace(
-        loaded,
-        network=Denoised(front, loaded.network),
-        weights_hash=None if known is None else hash_bytes(known.encode(), hash_tensors(front.state_dict()).encode()),
-        notes=(*loaded.notes, note),
-    )
+    return replace(loaded.behind(make_denoiser(name, sigma)), notes=(*loaded.notes, note))

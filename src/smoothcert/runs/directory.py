@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothcert.errors import ConfigError, InputError, MissingExtraError, OutputError, ResumeError
+from smoothcert.lock import Lock
 from smoothcert.records import Certificate, Prediction
 from smoothcert.runs.journal import Journal, Row, read_lines
-from smoothcert.runs.lock import Lock
 from smoothcert.runs.manifest import FILE, Manifest, differences, read_manifest
 from smoothcert.runs.rows import row_result
 

@@ -148,11 +148,15 @@ class _Prepared:
 
     def _chunks(self, done: int) -> Iterator[Chunk]:
         """Chunks begin at fixed places: one that was half written is worked off again as a whole."""
-        labels = self.data.labels
         for number in range(done // self.chunk, -(-len(self.indices) // self.chunk)):
-            part = self.indices[number * self.chunk : (number + 1) * self.chunk]
-            truths = tuple(None if labels is None else int(labels[index]) for index in part)
-            yield Chunk(number, tuple(part), tuple(_read(self.data, index) for index in part), truths)
+            yield read_chunk(self.data, self.indices, self.chunk, number)
+
+
+def read_chunk(data: Dataset, indices: Sequence[int], size: int, number: int) -> Chunk:
+    """The inputs of one chunk of a run, read from its data."""
+    part = tuple(indices[number * size : (number + 1) * size])
+    truths = tuple(None if data.labels is None else int(data.labels[index]) for index in part)
+    return Chunk(number, part, tuple(_read(data, index) for index in part), truths)
 
 
 def _read(data: Dataset, index: int) -> Any:
@@ -183,7 +187,7 @@ def _plan(smoothed: Smoothed, first: Any, settings: RunSettings, old: Any) -> tu
     if isinstance(settings.make_procedure(), FixedN | Predict) or settings.timeout is not None:
         return plan, 1  # long stages gain nothing by sharing batches; and who hangs should take no others along
     started = time.monotonic()
-    smoothed.predict(first, Predict(n=_TIMED_DRAWS), index=0)
+    smoothed.predict(first, Predict(n=_TIMED_DRAWS))  # without an index: on noise that no row will rest on
     seconds = (time.monotonic() - started) / _TIMED_DRAWS * _GUESSED_DRAWS
     return plan, max(1, min(_MOST_INPUTS, int(_CHUNK_SECONDS / seconds)))
 
@@ -210,6 +214,8 @@ def _describe(
             "classes": None if classifier.classes is None else list(classifier.classes),
             "input_shape": None if classifier.input_shape is None else list(classifier.input_shape),
             "normalization": classifier.normalization,
+            "trained_sigma": classifier.sigma,
+            "recipe": classifier.recipe,
             "notes": list(classifier.notes),
         },
         "data": {
@@ -229,14 +235,18 @@ def _describe(
         },
         "device": _device_name(task.device),
         "dtype": "float32",
-        "versions": {"smoothcert": __version__, "torch": torch.__version__, "numpy": np.__version__}
-        | {"scipy": scipy.__version__},
+        "versions": _versions(),
         "python": platform.python_version(),
         "host": socket.gethostname(),
         "engine": settings.engine,
         "workers": settings.workers,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _versions() -> dict[str, str]:
+    libraries = {"torch": torch, "numpy": np, "scipy": scipy}
+    return {"smoothcert": __version__, **{name: str(library.__version__) for name, library in libraries.items()}}
 
 
 def _device_name(device: str) -> str:

@@ -70,10 +70,7 @@ def _serve(task: Task, threads: int, beat: float, pipe: Connection) -> None:
         worker = Worker(task, on_draws=on_draws)
         pipe.send(("ready", None))
         while True:
-            chunk = pipe.recv()
-            if chunk is None:
-                return
-            rows = worker.work(chunk)
+            rows = worker.work(pipe.recv())
             with lock:
                 pipe.send(("draws", drawn))
                 drawn = 0

@@ -38,12 +38,8 @@ def row_result(row: Row, manifest: Mapping[str, Any]) -> Certificate | Predictio
         "input_id": f"index:{row['index']}",
     }
     if "radius" in row:
-        return Certificate(radius=row["radius"], bounds=_bounds(row["bounds"]), **common)
+        return Certificate(radius=row["radius"], bounds=Bounds(**row["bounds"]), **common)
     return Prediction(p_value=row["p_value"], reason=row["reason"], **common)
-
-
-def _bounds(values: Mapping[str, Any]) -> Bounds:
-    return Bounds(**values)
 
 
 def _sparse(votes: Votes) -> Row:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smoothcert.checks import check_count, check_sigma
 from smoothcert.errors import ConfigError
+from smoothcert.options import Floats, OptionalFloat, OptionalInt, OptionalText
 
 if TYPE_CHECKING:
     from smoothcert.stats.procedures import Procedure
@@ -32,13 +33,13 @@ class RunSettings:
     """Most draws per input, besides the few that plan them; the paper's n."""
     noise: Literal["auto", "grid", "gaussian"] = "auto"
     """grid: sound for 8-bit images; gaussian: for any input; auto: grid where the input allows it."""
-    device: str | None = None
+    device: OptionalText = None
     """cpu, cuda, cuda:1, mps; by default the fastest here."""
-    batch_size: int | None = None
+    batch_size: OptionalInt = None
     """Noisy copies per forward pass; by default the fastest, measured once."""
-    chunk: int | None = None
+    chunk: OptionalInt = None
     """Inputs that are worked on together; by default as many as take a second or two."""
-    seed: int | None = None
+    seed: OptionalInt = None
     """Same seed, same noise. By default a fresh key from the operating system, recorded in the run."""
     secure: bool = False
     """Evidence against whoever made the model: grid noise and a fresh key only."""
@@ -46,11 +47,11 @@ class RunSettings:
     """Accept a model that answers at random, fresh for every copy."""
     engine: Literal["local", "ray"] = "local"
     """local: this machine; ray: a Ray cluster."""
-    workers: int | None = None
+    workers: OptionalInt = None
     """Processes that work side by side; by default one here, and as many as fit on a cluster."""
-    address: str | None = None
+    address: OptionalText = None
     """Address of a running Ray cluster; by default one is started here."""
-    timeout: float | None = None
+    timeout: OptionalFloat = None
     """Give an input up after so many seconds without a forward pass; needs worker processes."""
 
     def check(self) -> None:
@@ -90,7 +91,7 @@ class CertifySettings(RunSettings):
     procedure: Literal["auto", "planned", "grid", "paper"] = "auto"
     """planned: as large a radius as the draws allow; grid: which of --radii hold; paper: CERTIFY with n-max draws;
     auto: grid where radii are given, else planned."""
-    radii: tuple[float, ...] = ()
+    radii: Floats = ()
     """Radii to decide upon; far fewer draws than finding one radius per input."""
     effort: Literal["quick", "balanced", "full"] = "balanced"
     """How many draws a certificate is worth."""

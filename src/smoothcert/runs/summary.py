@@ -46,8 +46,6 @@ def summarize(run: Run, radii: Sequence[float]) -> dict[str, Any]:
         # Without labels, every claim counts: the share of inputs that are certified at all.
         counted = np.array(table["correct"]) if labelled else np.array([label is not None for label in table["label"]])
         summary["radii"] = list(radii)
-        summary["certified"] = [
-            float(one) for one in np.atleast_1d(certified_accuracy(table["radius"], counted, radii))
-        ]
+        summary["certified"] = np.atleast_1d(certified_accuracy(table["radius"], counted, radii)).tolist()
         summary["average_radius"] = average_certified_radius(table["radius"], counted)
     return summary

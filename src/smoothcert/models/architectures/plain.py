@@ -28,14 +28,17 @@ def small_cnn(classes: int = 10) -> nn.Sequential:
 
 
 def lenet(classes: int = 10) -> nn.Sequential:
-    """LeNet for 28×28 greyscale images: 20 and 50 convolutions of 5×5, 500 hidden units, 431,080 parameters."""
+    """LeNet for 28×28 greyscale images: 20 and 50 convolutions of 5×5, 500 hidden units, 431,080 parameters.
+
+    Pooling comes before ReLU: the result is the same, on a quarter of the values.
+    """
     return nn.Sequential(
         nn.Conv2d(1, 20, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(20, 50, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(800, 500),
         nn.ReLU(),

@@ -11,8 +11,8 @@ import pytest
 from run_fixtures import ROWS, arguments, finished, launch, wait_for
 from smoothcert import runs
 from smoothcert.errors import ConfigError, OutputError
+from smoothcert.lock import Lock
 from smoothcert.runs.directory import Writer
-from smoothcert.runs.lock import Lock
 
 pytest_plugins = ["run_fixtures"]
 

@@ -1,0 +1,76 @@
+"""`smoothcert card`: write certified accuracy into a model card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from smoothcert.errors import ModelError
+from smoothcert.options import OptionalPath
+
+
+@dataclass(frozen=True)
+class Card:
+    """Write the certified accuracy of some runs into the card of the model that they certified."""
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """Directory of a training."""
+    paths: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
+    ]
+    """Runs of `smoothcert certify` with this model."""
+    config: OptionalPath = None
+    """TOML file with any of these settings; flags win over it."""
+    examples: ClassVar[str] = """
+examples:
+  smoothcert card lenet run
+  smoothcert card lenet runs/*
+"""
+
+    def run(self, console: Console) -> None:
+        """Check that the runs are of this model, and write the card anew."""
+        import json
+
+        from smoothcert.models import load
+        from smoothcert.runs.directory import open_run
+        from smoothcert.training.card import CARD, write_card
+        from smoothcert.training.directory import LOG, RECORD
+
+        if not (self.model / RECORD).is_file():
+            raise ModelError(f"Expected the directory of a training, there is no {RECORD} in {self.model}.")
+        weights = load(self.model).weights_hash
+        runs = [open_run(path) for path in self.paths]
+        for run in runs:
+            if run.manifest.values["model"].get("weights_hash") != weights:
+                raise ModelError(f"{run.path} is a run of another model than {self.model}.")
+        record = json.loads((self.model / RECORD).read_text("utf-8"))
+        log = [json.loads(line) for line in (self.model / LOG).read_text("utf-8").splitlines()]
+        write_card(self.model / CARD, record, log, [line for run in runs for line in _table(run)])
+        console.print(escape(str(self.model / CARD)), soft_wrap=True)
+
+
+def _table(run) -> list[str]:
+    """A run's certified accuracy as Markdown."""
+    from smoothcert.records import floor_decimal
+    from smoothcert.runs.summary import default_radii, summarize
+    from smoothcert.stats.accuracy import floor_percent
+
+    summary = summarize(run, default_radii(run))
+    values = run.manifest.values
+    cells = [str(radius).removesuffix(".0") for radius in summary["radii"]]
+    shares = [floor_percent(share) for share in summary["certified"]]
+    return [
+        f"On {summary['rows']:,} inputs of {values['data']['name']}, smoothed with σ = {run.sigma:g}, by the procedure "
+        f"{values['procedure']['name']} with α = {summary['alpha']:g} per input and {summary['draws']:,} draws; "
+        f"average certified radius {floor_decimal(summary['average_radius'], 3)}:",
+        "",
+        f"| radius | {' | '.join(cells)} |",
+        f"|---|{'---|' * len(cells)}",
+        f"| certified and correct % | {' | '.join(shares)} |",
+        "",
+    ]

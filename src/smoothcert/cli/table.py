@@ -1,0 +1,85 @@
+"""`smoothcert table`: certified accuracy of several runs, side by side."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from smoothcert.options import OptionalFloat, OptionalPath
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Show certified accuracy against radius, a row per run, each column's best marked. Nothing is rounded up."""
+
+    paths: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
+    ]
+    """Directories of runs that certify, or of imported logs."""
+    radii: Annotated[tuple[float, ...], tyro.conf.arg(metavar="RADIUS ...", help_behavior_hint="")] = ()
+    """Radii of the columns; by default some that suit the runs."""
+    format: Literal["terminal", "markdown", "latex", "csv"] = "terminal"
+    """latex needs the package booktabs."""
+    group: bool = False
+    """One row for runs that differ in seed or inputs only: their mean."""
+    lower_bound: OptionalFloat = None
+    """Show lower bounds on the whole test set's certified accuracy instead, each true with probability 1 − this."""
+    bound: Literal["exact", "paper", "simultaneous"] = "exact"
+    """How: by the binomial distribution, by the paper's inequality, which is looser, or for all radii at once."""
+    out: OptionalPath = None
+    """Write to this file; its ending (.md .tex .csv) chooses the format."""
+    config: OptionalPath = None
+    """TOML file with any of these settings; flags win over it."""
+
+    examples: ClassVar[str] = """
+examples:
+  smoothcert table runs/*
+  smoothcert table runs/* --radii 0 0.25 0.5 0.75 --format latex
+  smoothcert table run --lower-bound 0.001
+  smoothcert table sweep/*/certified* --group --out table.md
+"""
+
+    def run(self, console: Console) -> None:
+        """Read the runs and print the table."""
+        from smoothcert.report.run_tables import FORMATS, as_rich, run_table
+        from smoothcert.runs.directory import open_run
+
+        chosen = self._format()
+        runs = [open_run(path) for path in self.paths]
+        table = run_table(runs, self.radii, group=self.group, lower_bound=self.lower_bound, bound=self.bound)
+        if chosen == "terminal":
+            shown = as_rich(table)
+            # A table that is cut off is worth less than one that is too wide.
+            console.width = max(
+                console.width, console.measure(shown, options=console.options.update(width=999)).maximum
+            )
+            console.print(shown)
+            for note in table.notes:
+                console.print(escape(note))
+        elif self.out is None:
+            sys.stdout.write(FORMATS[chosen](table))
+        else:
+            from smoothcert.files import replacing
+
+            with replacing(self.out) as partial:
+                partial.write_text(FORMATS[chosen](table), "utf-8")
+            console.print(escape(str(self.out)), soft_wrap=True)
+
+    def _format(self) -> str:
+        from smoothcert.errors import ConfigError
+        from smoothcert.files import check_writable
+
+        if self.out is None:
+            return self.format
+        endings = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
+        chosen = endings.get(self.out.suffix.lower()) if self.format == "terminal" else self.format
+        if chosen is None:
+            raise ConfigError(f"Expected a file that ends in .md, .tex or .csv, got {self.out.name!r}.")
+        check_writable(self.out)
+        return chosen

@@ -1,0 +1,113 @@
+"""`smoothcert verify`: check a run as somebody would who does not believe it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from smoothcert.checks import check_count
+from smoothcert.cli.arguments import DataArguments, ModelArguments
+from smoothcert.errors import VerificationError
+from smoothcert.options import OptionalInt, OptionalPath, OptionalText
+
+if TYPE_CHECKING:
+    from smoothcert.runs.directory import Run
+    from smoothcert.runs.verification import Verification
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify(ModelArguments, DataArguments):
+    """Check runs: every certificate is made anew from its votes, and every hash and checksum compared.
+
+    Exit code 0 if nothing is wrong, 1 otherwise. With --again, some votes are drawn once more with the model and the
+    data, which shows what a run cannot show by itself: that the votes are the model's answers.
+    """
+
+    paths: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
+    ]
+    """Directories of runs."""
+    again: OptionalInt = None
+    """Draw the votes of at least so many inputs again, chosen at random."""
+    model: OptionalText = None
+    """The model, for --again; by default where the run had it from."""
+    data: OptionalText = None
+    """The data, for --again; by default by the name that the run gives."""
+    every: tyro.conf.Suppress[int] = 1
+    first: tyro.conf.Suppress[int | None] = None
+    indices: tyro.conf.Suppress[tuple[int, ...] | None] = None
+    json: bool = False
+    """Print one JSON object per run."""
+    config: OptionalPath = None
+    """TOML file with any of these settings; flags win over it."""
+
+    examples: ClassVar[str] = """
+examples:
+  smoothcert verify run
+  smoothcert verify runs/*                      a line each; exit code 1 if any is wrong
+  smoothcert verify run --again 10              draw ten inputs' votes again
+  smoothcert verify run --again 10 --model net.onnx --data cifar10
+"""
+
+    def run(self, console: Console) -> None:
+        """Check each run; VerificationError if anything is wrong."""
+        from smoothcert.runs.verification import verify_run
+
+        if self.again is not None:
+            check_count("again", self.again)
+        found = []
+        for path in self.paths:
+            result = verify_run(path)
+            if self.again is not None and result.passed:
+                self._draw_again(result)
+            self._print(console, result)
+            found.append(result)
+        wrong = [one for one in found if not one.passed]
+        if wrong:
+            raise VerificationError(
+                f"{len(wrong)} of {len(found)} runs failed: {', '.join(str(w.path) for w in wrong)}."
+            )
+
+    def _draw_again(self, result: Verification) -> None:
+        from smoothcert.runs.directory import open_run
+        from smoothcert.runs.redrawing import draw_again
+
+        run = open_run(result.path)
+        if run.manifest.kind == "import":
+            return
+        spec = self._with_source(run).model_spec(run.sigma)
+        data = self.load_data(self.data or run.manifest.values["data"]["name"].partition(" (")[0], spec.load())
+        result.drawn_again, problems = draw_again(run, spec, data, self.again or 1)
+        result.problems += problems
+        result.unchecked = [one for one in result.unchecked if "--again" not in one]
+        if result.drawn_again < result.rows:
+            result.unchecked.insert(0, f"the votes of the other {result.rows - result.drawn_again:,} inputs")
+
+    def _with_source(self, run: Run) -> ModelArguments:
+        values = {one.name: getattr(self, one.name) for one in fields(ModelArguments)}
+        return ModelArguments(**{**values, "model": self.model or run.manifest.values["model"]["source"]})
+
+    def _print(self, console: Console, result: Verification) -> None:
+        if self.json:
+            content = {**asdict(result), "path": str(result.path), "passed": result.passed}
+            sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
+            return
+        verdict = "[green]nothing wrong[/]" if result.passed else f"[red]{len(result.problems):,} problems[/]"
+        console.print(f"{escape(str(result.path))}: {verdict}", soft_wrap=True)
+        again = f", {result.drawn_again:,} of them drawn again" if result.drawn_again else ""
+        console.print(f"  {result.recomputed:,} of {result.rows:,} rows made anew from their votes{again}")
+        for problem in result.problems[:_SHOWN]:
+            console.print(f"  [red]wrong:[/] {escape(str(problem))}", soft_wrap=True)
+        if len(result.problems) > _SHOWN:
+            console.print(f"  … and {len(result.problems) - _SHOWN:,} more")
+        for words in result.unchecked:
+            console.print(f"  not checked: {escape(words)}", soft_wrap=True)

@@ -1,0 +1,134 @@
+"""Certified accuracy against radius: of several runs, of other training noise, with a bound for the whole test set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from smoothcert.errors import ConfigError, InputError
+from smoothcert.report.figures.canvas import (
+    DASHED,
+    DOTTED,
+    PALETTE,
+    draw_accuracy,
+    finish_accuracy,
+    line_style,
+    new_axes,
+    style,
+)
+from smoothcert.report.figures.evidence import check_norms, claims_of, names_of, shared_ylabel
+from smoothcert.runs.directory import Run
+from smoothcert.stats.accuracy import accuracy_curve
+from smoothcert.stats.test_set import bernstein_lower_bound, simultaneous_lower_bound
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def certified_accuracy_figure(
+    curves: Mapping[float, tuple[npt.ArrayLike, npt.ArrayLike]], undefended: npt.ArrayLike | None = None
+) -> Figure:
+    """Certified accuracy against radius, one curve per σ, as in Cohen et al. 2019, Section 4.
+
+    Args:
+        curves: for each σ the radii and whether each class is the true one.
+        undefended: the sizes of the perturbations that fooled an undefended classifier, 0 where it was wrong
+            already: what survives them bounds its robust accuracy from above.
+    """
+    if not curves:
+        raise InputError("Expected at least one curve, got none.")
+    with style():
+        figure, axes = new_axes()
+        for i, (sigma, (radii, correct)) in enumerate(sorted(curves.items())):
+            draw_accuracy(axes, radii, correct, f"σ = {sigma:g}", **line_style(i))
+        if undefended is not None:
+            _draw_undefended(axes, undefended)
+        finish_accuracy(axes)
+    return figure
+
+
+def _draw_undefended(axes: Axes, norms: npt.ArrayLike) -> None:
+    found = check_norms(norms)
+    label = "undefended (upper bound)"
+    draw_accuracy(axes, found, found > 0, label, color="black", linestyle=DASHED, linewidth=1.2)
+
+
+def accuracy_of_runs(
+    runs: Sequence[Run],
+    *,
+    names: Sequence[str] | None = None,
+    undefended: npt.ArrayLike | None = None,
+    limit: float | None = None,
+) -> Figure:
+    """Certified accuracy against radius, one curve per run; dashed what an attack leaves of an undefended network."""
+    claims = [claims_of(run) for run in runs]
+    with style():
+        figure, axes = new_axes()
+        for i, (claim, name) in enumerate(zip(claims, names_of(runs, names), strict=True)):
+            draw_accuracy(axes, claim.radii, claim.counted, name, **line_style(i))
+        if undefended is not None:
+            _draw_undefended(axes, undefended)
+        finish_accuracy(axes, shared_ylabel(claims), limit=limit)
+    return figure
+
+
+def training_noise(
+    runs: Sequence[Run], *, trained: Sequence[float] | None = None, limit: float | None = None
+) -> Figure:
+    """Networks trained at several noise levels and smoothed at one: Cohen et al. 2019, Appendix H.3.
+
+    `trained` are the noise levels of the trainings, where the runs do not know them.
+    """
+    sigmas = sorted({run.sigma for run in runs})
+    if len(sigmas) > 1:
+        raise ConfigError(f"Expected runs at one noise level, got σ = {', '.join(f'{sigma:g}' for sigma in sigmas)}.")
+    levels = _trained_levels(runs, trained)
+    claims = [claims_of(run) for run in runs]
+    with style():
+        figure, axes = new_axes()
+        for i, place in enumerate(np.argsort(levels, kind="stable")):
+            width = 2.4 if levels[place] == sigmas[0] else 1.4  # the one that was trained for this noise stands out
+            name = f"trained at σ = {levels[place]:g}"
+            draw_accuracy(axes, claims[place].radii, claims[place].counted, name, linewidth=width, **line_style(i))
+        finish_accuracy(axes, shared_ylabel(claims), limit=limit)
+        axes.set_title(f"smoothed at σ = {sigmas[0]:g}")
+    return figure
+
+
+def _trained_levels(runs: Sequence[Run], trained: Sequence[float] | None) -> list[float]:
+    levels = [run.manifest.values["model"].get("trained_sigma") for run in runs] if trained is None else list(trained)
+    if len(levels) != len(runs):
+        raise ConfigError(f"Expected the training noise of each of the {len(runs)} runs, got {len(levels)} numbers.")
+    unknown = [run.path for run, level in zip(runs, levels, strict=True) if level is None]
+    if unknown:
+        raise ConfigError(f"{unknown[0]} does not say which noise its network was trained with: give --trained.")
+    return [float(level) for level in levels]
+
+
+def lower_bound(runs: Sequence[Run], *, rho: float = 0.001, limit: float | None = None) -> Figure:
+    """Approximate certified accuracy, and what it is at least with probability 1 − ρ.
+
+    Cohen et al. 2019, Appendices D and H.2. The exact bound holds at all radii at once, the paper's at each by itself.
+    """
+    (run,) = runs
+    claims = claims_of(run)
+    alpha, inputs = float(run.manifest.values["alpha"]), len(claims.radii)
+    at, accuracy = accuracy_curve(claims.radii, claims.counted)
+    counts = np.rint(accuracy * inputs).astype(np.int64)
+    exact = np.asarray(simultaneous_lower_bound(counts, inputs, alpha=alpha, rho=rho))
+    papers = np.asarray(bernstein_lower_bound(counts, inputs, alpha=alpha, rho=rho))
+    with style():
+        figure, axes = new_axes()
+        for shares, name, color, line in (
+            (accuracy, f"approximate, {inputs:,} inputs", PALETTE[0], "solid"),
+            (exact, "lower bound, exact", PALETTE[1], DASHED),
+            (papers, "lower bound of the paper", PALETTE[2], DOTTED),
+        ):
+            axes.plot(at, 100 * shares, drawstyle="steps-pre", label=name, color=color, linestyle=line)
+        finish_accuracy(axes, claims.ylabel, limit=limit)
+        axes.set_title(f"σ = {run.sigma:g}, α = {alpha:g}, ρ = {rho:g}")
+    return figure

@@ -1,0 +1,188 @@
+"""What figures are drawn from: the claims of runs, votes on record, the sizes of perturbations."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smoothcert import __version__
+from smoothcert.checks import check_alpha, check_sigma
+from smoothcert.data.names import printable
+from smoothcert.errors import ConfigError, InputError
+from smoothcert.noise import GaussianNoise
+from smoothcert.records import Bounds, Certificate, Votes
+from smoothcert.replay import load_labels, load_votes, without_replacement
+from smoothcert.report.naming import run_names
+from smoothcert.runs.directory import Run
+from smoothcert.runs.manifest import FORMAT, Manifest
+from smoothcert.runs.rows import result_row
+from smoothcert.stats.procedures import FixedN, describe
+from smoothcert.stats.procedures import run as run_procedure
+
+_SELECTION = 100  # the paper's n0
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Claims:
+    """The radius claimed for each input, and whether it counts: the class is true, or, without labels, is there."""
+
+    radii: Floats
+    counted: npt.NDArray[np.bool_]
+    labelled: bool
+
+    @property
+    def ylabel(self) -> str:
+        """What a share of these claims is called."""
+        return "certified accuracy (%)" if self.labelled else "certified inputs (%)"
+
+
+def claims_of(run: Run) -> Claims:
+    """What a run claims; ConfigError if it has no radii."""
+    if run.predicts:
+        raise ConfigError(f"{run.path} holds predictions, which have no radii. Needed is a run that certifies.")
+    if not run.rows:
+        raise ConfigError(f"Expected rows in {run.path}, there are none yet.")
+    table = run.table()
+    labelled = any(truth is not None for truth in table["true"])
+    counted = table["correct"] if labelled else [label is not None for label in table["label"]]
+    return Claims(np.array(table["radius"], np.float64), np.array(counted, np.bool_), labelled)
+
+
+def shared_ylabel(claims: Sequence[Claims]) -> str:
+    """The name of the share on an axis that several runs share; ConfigError if they are not of one kind."""
+    labels = {claim.ylabel for claim in claims}
+    if len(labels) > 1:
+        raise ConfigError("Some of these runs have labels and some have none: their curves do not mean the same.")
+    return labels.pop()
+
+
+def names_of(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[str]:
+    """The names in a legend: those given, or what tells the runs apart."""
+    if names is None:
+        return run_names(runs)
+    if len(names) != len(runs):
+        raise ConfigError(f"Expected a name for each of the {len(runs)} runs in `names`, got {len(names)}.")
+    return list(names)
+
+
+def draws_setting(run: Run) -> int | None:
+    """How many draws a run may take per input; None where it is not recorded."""
+    procedure = run.manifest.values["procedure"]
+    most = procedure.get("n_max", procedure.get("n"))
+    return None if most is None else int(most)
+
+
+# Votes on record
+
+
+def recorded_run(
+    path: Path, *, sigma: float, alpha: float = 0.001, labels: Path | None = None, array: str | None = None
+) -> Run:
+    """A run of the paper's CERTIFY on votes [inputs, classes] from a file, in memory only.
+
+    Of each row's votes, 100 taken at random choose the class and all others bound it: so the guarantee of CERTIFY
+    holds for draws that are on record only as sums. The same file always gives the same run.
+    """
+    sigma, alpha = check_sigma(sigma), check_alpha(alpha)
+    votes = load_votes(path, array, sigma=sigma)
+    truths = None if labels is None else load_labels(labels)
+    if truths is not None and (len(truths) != len(votes) or truths.min() < 0 or truths.max() >= votes.shape[1]):
+        raise InputError(f"Expected {len(votes)} labels from 0 to {votes.shape[1] - 1} in {printable(labels)}.")
+    totals = np.unique(votes.sum(axis=1))
+    if len(totals) > 1 or totals[0] <= _SELECTION:
+        raise InputError(
+            f"Expected the same number of votes in each row of {printable(path)}, more than {_SELECTION}, got "
+            f"{totals[0]:,} to {totals[-1]:,}."
+        )
+    procedure = FixedN(n=int(totals[0]) - _SELECTION, n0=_SELECTION, alpha=alpha)
+    rows = [
+        {"index": i, "true": None if truths is None else int(truths[i]), **_certified(counts, procedure, sigma, i)}
+        for i, counts in enumerate(votes)
+    ]
+    return Run(path, Manifest(_described(path, procedure, sigma, votes.shape)), rows)
+
+
+def _certified(counts: npt.NDArray[np.int64], procedure: FixedN, sigma: float, index: int) -> dict[str, Any]:
+    bounds, stages = run_procedure(procedure, without_replacement(counts, np.random.default_rng([0, index])))
+    return result_row(_certificate(bounds, stages, procedure, sigma))
+
+
+def _certificate(bounds: Bounds, stages: tuple[Votes, ...], procedure: FixedN, sigma: float) -> Certificate:
+    radius = GaussianNoise(sigma).radius(bounds)
+    return Certificate(
+        label=bounds.label if radius > 0 else None,
+        radius=radius,
+        bounds=bounds,
+        alpha=procedure.alpha,
+        sigma=sigma,
+        noise="gaussian",
+        procedure=describe(procedure),
+        stages=stages,
+        key="",
+        input_id="",
+    )
+
+
+def _described(path: Path, procedure: FixedN, sigma: float, shape: tuple[int, ...]) -> dict[str, Any]:
+    """A manifest with what figures ask for."""
+    return {
+        "format": FORMAT,
+        "kind": "certify",
+        "sigma": sigma,
+        "alpha": procedure.alpha,
+        "procedure": describe(procedure),
+        "known_labels": False,
+        "model": {"source": None, "num_classes": shape[1], "classes": None},
+        "data": {"name": printable(path.name), "classes": None},
+        "indices": list(range(shape[0])),
+        "key": "",
+        "versions": {"smoothcert": __version__},
+    }
+
+
+# Perturbations
+
+
+def load_norms(path: Path) -> Floats:
+    """The sizes of the perturbations that an attack found, by input, from a file .npy, .npz or .json.
+
+    0 where the classifier was wrong already, infinite (in JSON: null) where the attack found nothing. An .npz file
+    holds them as `norms` or alone, a .json file as a list or under "norms".
+    """
+    try:
+        values = _json_norms(path) if path.suffix == ".json" else _array_norms(path)
+        norms = np.asarray(values, np.float64)
+    except (OSError, ValueError, TypeError, KeyError, EOFError) as error:
+        raise InputError(f"Cannot read norms from {printable(path)}: {error}.") from error
+    return check_norms(norms, printable(path))
+
+
+def check_norms(norms: npt.ArrayLike, where: str = "`norms`") -> Floats:
+    """`norms` as an array, if it is a list of numbers of at least 0."""
+    array = np.asarray(norms, np.float64)
+    if array.ndim != 1 or array.size == 0 or not np.all(array >= 0):  # written so that NaN is refused
+        raise InputError(f"Expected a list of norms >= 0 in {where}, got shape {array.shape}.")
+    return array
+
+
+def _json_norms(path: Path) -> list[float]:
+    content = json.loads(path.read_text("utf-8"))
+    numbers = content["norms"] if isinstance(content, dict) else content
+    return [math.inf if number is None else float(number) for number in numbers]
+
+
+def _array_norms(path: Path) -> npt.NDArray[Any]:
+    with path.open("rb") as file:
+        content = np.load(file, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            return content
+        name = "norms" if "norms" in content.files or len(content.files) != 1 else content.files[0]
+        return np.asarray(content[name])

@@ -1,0 +1,61 @@
+"""Names for runs that are shown together: what tells them apart, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from smoothcert.runs.directory import Run
+
+
+def _training(values: dict[str, Any]) -> str:
+    sigma = values["model"].get("trained_sigma")
+    return "" if sigma is None or sigma == values["sigma"] else f"trained at {sigma:g}"
+
+
+def _procedure(values: dict[str, Any]) -> str:
+    return str(values["procedure"].get("name", ""))
+
+
+def _draws(values: dict[str, Any]) -> str:
+    most = values["procedure"].get("n_max", values["procedure"].get("n"))
+    return "" if most is None else f"n = {most:,}"
+
+
+_TRAITS: tuple[Callable[[dict[str, Any]], str], ...] = (
+    lambda values: str(values["model"].get("recipe") or ""),
+    lambda values: f"σ = {values['sigma']:g}",
+    _training,
+    lambda values: str(values["data"]["name"]),
+    _procedure,
+    _draws,
+    lambda values: f"α = {values['alpha']:g}",
+)
+
+
+def run_names(runs: Sequence[Run]) -> list[str]:
+    """A short name for each run, by the traits in which they differ; the directory's where these do not suffice.
+
+    One run alone goes by its noise level.
+    """
+    rows = [[trait(run.manifest.values) for trait in _TRAITS] for run in runs]
+    # The second trait, the noise level, is what a run goes by when nothing else can be said.
+    telling = [number for number in range(len(_TRAITS)) if len({row[number] for row in rows}) > 1] or [1]
+    names = [", ".join(filter(None, (row[number] for number in telling))) or row[1] for row in rows]
+    if len(set(names)) == len(names):
+        return names
+    return _places([run.path for run in runs])
+
+
+def _places(paths: Sequence[Path]) -> list[str]:
+    """The part of each path that tells it apart, or all in which they differ; of equal ones their order."""
+    parts = [path.resolve().parts for path in paths]
+    longest = max(map(len, parts))
+    aligned = [("",) * (longest - len(one)) + one for one in parts]
+    telling = [place for place in range(longest) if len({one[place] for one in aligned}) > 1]
+    for place in telling:
+        if len({one[place] for one in aligned}) == len(paths):
+            return [one[place] for one in aligned]
+    names = ["/".join(filter(None, (one[place] for place in telling))) for one in aligned]
+    return names if len(set(names)) == len(names) else [str(number) for number in range(1, len(paths) + 1)]

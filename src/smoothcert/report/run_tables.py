@@ -1,0 +1,248 @@
+"""Runs as a table: certified accuracy against radius, for terminal, Markdown, LaTeX and CSV; nothing is rounded up."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from smoothcert.errors import ConfigError
+from smoothcert.records import floor_decimal
+from smoothcert.report.naming import run_names
+from smoothcert.report.tables import best_per_column
+from smoothcert.runs.directory import Run
+from smoothcert.runs.summary import default_radii
+from smoothcert.stats.accuracy import average_certified_radius, ceil_percent, certified_accuracy, floor_percent
+from smoothcert.stats.test_set import bernstein_lower_bound, exact_lower_bound, simultaneous_lower_bound
+
+LOWER_BOUNDS: dict[str, Callable[..., Any]] = {
+    "exact": exact_lower_bound,
+    "paper": bernstein_lower_bound,
+    "simultaneous": simultaneous_lower_bound,
+}
+_MOST_COLUMNS = 7  # with the others and short names they fit into 80 characters
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, and its values with their printed forms; only certified ones have a best row."""
+
+    heading: str
+    values: tuple[float | None, ...]
+    cells: tuple[str, ...]
+    certified: bool = False
+
+    @property
+    def best(self) -> frozenset[int]:
+        """The rows to be marked."""
+        if not self.certified or len(self.values) < 2:
+            return frozenset()
+        return best_per_column([[value or 0.0 for value in self.values]])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """Names of the rows, and columns."""
+
+    names: tuple[str, ...]
+    columns: tuple[Column, ...]
+    notes: tuple[str, ...] = ()
+
+
+def table_radii(runs: Sequence[Run]) -> tuple[float, ...]:
+    """Radii that suit all runs: their own grid where they have one in common, else even steps up to the largest."""
+    own = {default_radii(run) for run in runs}
+    if len(own) == 1:
+        return own.pop()[:_MOST_COLUMNS]
+    largest = max((float(row.get("radius", 0.0)) for run in runs for row in run.rows), default=0.0)
+    steps = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+    step = next((one for one in steps if largest / one < _MOST_COLUMNS), largest / (_MOST_COLUMNS - 1))
+    return tuple(round(number * step, 6) for number in range(int(largest / step) + 1))
+
+
+def run_table(
+    runs: Sequence[Run],
+    radii: Sequence[float] = (),
+    *,
+    group: bool = False,
+    lower_bound: float | None = None,
+    bound: str = "exact",
+) -> RunTable:
+    """Certified accuracy of each run at `radii`, with average radius, abstentions and standard accuracy.
+
+    With `group`, runs that differ in nothing but their seed or inputs share a row: the mean of theirs. With
+    `lower_bound`, a number ρ between 0 and 1, accuracies are lower bounds on the certified accuracy of the whole test
+    set, each true with probability 1 − ρ over the noise; all at once where `bound` is "simultaneous".
+    """
+    _check(runs, lower_bound)
+    at = tuple(radii) or table_radii(runs)
+    rows = [_measure(run, at, lower_bound, LOWER_BOUNDS[bound]) for run in runs]
+    names = run_names(runs)
+    if group:
+        names, rows = _grouped(runs, rows)
+    return RunTable(tuple(names), tuple(_columns(at, np.array(rows))), _notes(runs, lower_bound, bound))
+
+
+def _check(runs: Sequence[Run], lower_bound: float | None) -> None:
+    if not runs:
+        raise ConfigError("Expected at least one run, got none.")
+    for run in runs:
+        if run.predicts:
+            raise ConfigError(f"Expected runs that certify, {run.path} predicts: see `smoothcert plot predict`.")
+        if not run.rows:
+            raise ConfigError(f"There are no rows in {run.path} yet.")
+        if all(row["true"] is None for row in run.rows):
+            raise ConfigError(f"The true classes are not known in {run.path}: accuracy cannot be told.")
+    if lower_bound is not None and not 0 < lower_bound < 1:
+        raise ConfigError(f"Expected the lower bounds' failure probability to be between 0 and 1, got {lower_bound!r}.")
+
+
+def _measure(run: Run, at: Sequence[float], rho: float | None, bound: Callable[..., float]) -> tuple[float, ...]:
+    """The numbers of a row: accuracies, average radius, abstentions, standard accuracy."""
+    table = run.table()
+    correct = np.array(table["correct"])
+    count = len(correct)
+    accuracies = np.atleast_1d(certified_accuracy(table["radius"], correct, at)).tolist()
+    if rho is not None:
+        certified = [round(share * count) for share in accuracies]
+        accuracies = bound(certified, count, alpha=float(run.manifest.values["alpha"]), rho=rho).tolist()
+    abstained = sum(label is None for label in table["label"]) / count
+    return (*accuracies, average_certified_radius(table["radius"], correct), abstained, _standard(run))
+
+
+def _standard(run: Run) -> float:
+    """The share of inputs whose most frequent answer is the true class: an estimate of g's accuracy, not certified."""
+    right = []
+    for row, result in zip(run.rows, run.certificates, strict=True):
+        if result is None:
+            right.append(row.get("label") is not None and row["label"] == row["true"])
+            continue
+        votes = result.stages[0]
+        for stage in result.stages[1:]:
+            votes = votes + stage
+        right.append(votes.leader == row["true"])
+    return sum(right) / len(right)
+
+
+def _grouped(runs: Sequence[Run], rows: list[tuple[float, ...]]) -> tuple[list[str], list[tuple[float, ...]]]:
+    """One row for all runs of one noise level, recipe and procedure: their means."""
+    groups: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        groups.setdefault(_group(run), []).append(place)
+    names = run_names([runs[places[0]] for places in groups.values()])
+    counted = [
+        f"{name} (mean of {len(p)})" if len(p) > 1 else name for name, p in zip(names, groups.values(), strict=True)
+    ]
+    return counted, [tuple(np.mean([rows[place] for place in places], axis=0)) for places in groups.values()]
+
+
+def _group(run: Run) -> str:
+    values = run.manifest.values
+    model = values["model"]
+    kinds = (values["sigma"], model.get("recipe"), model.get("trained_sigma"), values["data"]["name"])
+    return repr((*kinds, values["alpha"], values["procedure"]))
+
+
+def _columns(at: Sequence[float], values: npt.NDArray[np.float64]) -> list[Column]:
+    columns = [
+        Column(str(radius).removesuffix(".0"), tuple(values[:, place]), _floored(values[:, place]), certified=True)
+        for place, radius in enumerate(at)
+    ]
+    acr, abstained, standard = values[:, len(at) :].T
+    return [
+        *columns,
+        Column("ACR", tuple(acr), tuple(floor_decimal(one, 3) for one in acr), certified=True),
+        Column("abst.", tuple(abstained), tuple(ceil_percent(one) for one in abstained)),
+        Column("std.", tuple(standard), _floored(standard)),
+    ]
+
+
+def _floored(shares: npt.NDArray[np.float64]) -> tuple[str, ...]:
+    return tuple(floor_percent(float(share)) for share in shares)
+
+
+def _notes(runs: Sequence[Run], rho: float | None, bound: str) -> tuple[str, ...]:
+    alphas = sorted({float(run.manifest.values["alpha"]) for run in runs})
+    notes = [
+        f"Certified accuracy in % by L2 radius, rounded down; each certificate is false with probability at most α = "
+        f"{', '.join(f'{alpha:g}' for alpha in alphas)}. ACR: average certified radius; abst.: abstained; std.: "
+        "the most frequent answer is right, which is not certified."
+    ]
+    if rho is not None:
+        notes.append(
+            f"Accuracies are lower bounds ({bound}) on the share that is certified in truth, each with probability "
+            f"{1 - rho:g} over the noise."
+        )
+    for run in runs:
+        if not run.complete:
+            notes.append(f"{run.path} is not complete: {len(run.rows):,} of {len(run.manifest.indices):,} inputs.")
+        if run.errors:
+            notes.append(f"{len(run.errors):,} inputs of {run.path} failed; they count as not certified.")
+    return tuple(notes)
+
+
+def as_rich(table: RunTable) -> Table:
+    """For the terminal; the best of each column is bold and marked with a star."""
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    shown.add_column("", no_wrap=True)
+    for column in table.columns:
+        shown.add_column(f"{column.heading} ", justify="right", no_wrap=True)
+    for row, name in enumerate(table.names):
+        cells = [
+            Text(f"{column.cells[row]}*", style="bold") if row in column.best else Text(f"{column.cells[row]} ")
+            for column in table.columns
+        ]
+        shown.add_row(Text(name), *cells)
+    return shown
+
+
+def as_markdown(table: RunTable) -> str:
+    """A Markdown table with the best of each column in bold, and notes below it."""
+    lines = [
+        f"| | {' | '.join(column.heading for column in table.columns)} |",
+        f"|---|{'---:|' * len(table.columns)}",
+    ]
+    for row, name in enumerate(table.names):
+        cells = [f"**{c.cells[row]}**" if row in c.best else c.cells[row] for c in table.columns]
+        lines.append(f"| {name.replace('|', chr(92) + '|')} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *table.notes]) + "\n"
+
+
+_LATEX = {"\\": r"\textbackslash{}", "σ": r"$\sigma$", "α": r"$\alpha$", **{c: f"\\{c}" for c in "&%$#_{}"}}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def as_latex(table: RunTable) -> str:
+    """A tabular for LaTeX with the package booktabs, the best of each column in bold, notes as comments."""
+    headings = [f"$r = {c.heading}$" if c.certified and c.heading != "ACR" else c.heading for c in table.columns]
+    lines = [f"% {note}" for note in table.notes]
+    lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule", f" & {' & '.join(headings)} \\\\"]
+    lines.append(r"\midrule")
+    for row, name in enumerate(table.names):
+        cells = [f"\\textbf{{{c.cells[row]}}}" if row in c.best else c.cells[row] for c in table.columns]
+        lines.append(f"{_latex(name)} & {' & '.join(cells)} \\\\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def as_csv(table: RunTable) -> str:
+    """Comma-separated values, printed as in the other forms."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["run", *(column.heading for column in table.columns)])
+    for row, name in enumerate(table.names):
+        writer.writerow([name, *(column.cells[row] for column in table.columns)])
+    return file.getvalue()
+
+
+FORMATS: dict[str, Callable[[RunTable], str]] = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv}

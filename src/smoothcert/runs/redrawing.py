@@ -1,0 +1,75 @@
+"""Drawing votes of a run once more, with its model and data: the same noise must bring the same rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from smoothcert.data.dataset import Dataset
+from smoothcert.errors import InputError, ModelError
+from smoothcert.models.spec import ModelSpec
+from smoothcert.runs.directory import Run
+from smoothcert.runs.driver import read_chunk
+from smoothcert.runs.verification import Problem, procedure_of
+from smoothcert.runs.work import Task, Worker
+from smoothcert.sampling import Plan
+
+
+def draw_again(run: Run, spec: ModelSpec, data: Dataset, count: int) -> tuple[int, list[Problem]]:
+    """Make at least `count` rows again, of chunks chosen at random; how many were made, and what differs.
+
+    InputError or ModelError if data or model are not the run's. On another kind of processor a vote may fall otherwise
+    where two scores differ by rounding alone.
+    """
+    values = run.manifest.values
+    if data.fingerprint() != values["data"]["fingerprint"]:
+        raise InputError(f"{data.name} is not the data of {run.path}: its fingerprint is another.")
+    spec = spec if data.shape is None else ModelSpec(source=spec.source, settings=spec.settings, fitted=data.shape)
+    classifier = spec.load()
+    if classifier.weights_hash != values["model"]["weights_hash"]:
+        raise ModelError(f"{classifier.source} is not the model of {run.path}: its weights are others.")
+    worker = Worker(_task(values, spec), classifier=classifier)
+    made, problems = 0, []
+    for number in _chosen(run, count):
+        size = values["plan"]["chunk"]
+        recorded = run.rows[number * size : (number + 1) * size]
+        rows = worker.work(read_chunk(data, run.manifest.indices, size, number))
+        made += len(recorded)
+        problems += _differing(number * size, recorded, rows)
+    return made, problems
+
+
+def _chosen(run: Run, count: int) -> Iterator[int]:
+    """Chunks that have all their rows, in an order that nobody knew before, until they hold `count` rows."""
+    size = run.manifest.values["plan"]["chunk"]
+    total = len(run.manifest.indices)
+    whole = [n for n in range(-(-total // size)) if min((n + 1) * size, total) <= len(run.rows)]
+    random.SystemRandom().shuffle(whole)
+    return iter(whole[: -(-count // size)])
+
+
+def _task(values: Mapping[str, Any], spec: ModelSpec) -> Task:
+    plan = values["plan"]
+    return Task(
+        model=spec,
+        weights_hash=values["model"]["weights_hash"],
+        kind=values["kind"],
+        sigma=values["sigma"],
+        noise=values["noise"],
+        procedure=procedure_of(values),
+        tests_true_labels=values["known_labels"],
+        num_classes=values["model"]["num_classes"],
+        key=values["key"],
+        plan=Plan(plan["batch_size"], plan["channels_last"], threads=plan["threads"]),
+        device=values["device"].partition(" ")[0],
+        secure=False,  # whoever checks knows the key, and may
+        allow_random=values["allow_random"],
+    )
+
+
+def _differing(first: int, recorded: list[dict[str, Any]], rows: list[dict[str, Any]]) -> Iterator[Problem]:
+    for place, (old, new) in enumerate(zip(recorded, rows, strict=False)):
+        names = [name for name in new if old.get(name) != new[name]]
+        if names:
+            yield Problem(first + place + 1, f"drawn again, its {', '.join(names)} came out otherwise")

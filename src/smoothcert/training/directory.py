@@ -1,0 +1,324 @@
+"""A training in a directory: what was asked for, how far it is, how it went, and in the end the network.
+
+train.json          settings, data, versions; in the end also the accuracies
+state.safetensors   everything that going on depends on; gone when the training is complete
+log.jsonl           one line per epoch
+model.safetensors   the trained network with its blueprint, a model source
+README.md           the model card
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from smoothcert import __version__
+from smoothcert.data.dataset import Dataset
+from smoothcert.errors import ConfigError, InputError, ModelError, OutputError, ResumeError
+from smoothcert.files import prepare_folder, replacing
+from smoothcert.lock import Lock
+from smoothcert.models.architectures import ALIASES, ARCHITECTURES
+from smoothcert.models.checkpoints import WEIGHTS_FILE, Blueprint, save_checkpoint
+from smoothcert.models.dncnn import DnCNN, save_dncnn
+from smoothcert.models.sealed import read_safetensors, write_sealed
+from smoothcert.sampling import pick_device
+from smoothcert.signals import deferring
+from smoothcert.training.card import CARD, write_card
+from smoothcert.training.engine import Engine, make_engine
+from smoothcert.training.evaluation import accuracies_of
+from smoothcert.training.loop import Progress, Trainer, fresh_seed, seeded
+from smoothcert.training.recipes import parse_recipe
+from smoothcert.training.settings import TrainSettings
+
+RECORD, STATE, LOG, LOCK = "train.json", "state.safetensors", "log.jsonl", "lock"
+TENSORBOARD = "tensorboard"
+DENOISER = "dncnn"
+_FORMAT = 1
+_SUITED = {(1, 28, 28): "lenet", (3, 32, 32): "resnet20", (1, 8, 8): "small-cnn"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be trained: an architecture for some data, or a denoiser in front of a classifier."""
+
+    architecture: str
+    data: Dataset
+    settings: TrainSettings
+    normalize: bool
+    classifier: nn.Module | None = None
+    classifier_source: str | None = None
+
+    def network(self) -> nn.Module:
+        """The untrained network."""
+        seed = self.settings.seed or 0
+        if self.classifier is not None:
+            channels = self.data.shape[0]
+            return nn.Sequential(seeded(lambda: DnCNN(channels), seed), self.classifier)
+        return seeded(self.blueprint().network, seed)
+
+    def blueprint(self, training: dict[str, Any] | None = None) -> Blueprint:
+        """How the network is built."""
+        shape, labels = self.data.shape, self.data.labels
+        mean, std = _channel_statistics(self.data) if self.normalize else (None, None)
+        count = len(self.data.classes) if self.data.classes else int(labels.max()) + 1
+        return Blueprint(
+            architecture=self.architecture,
+            num_classes=max(2, count),
+            input_shape=shape,
+            classes=self.data.classes,
+            mean=mean,
+            std=std,
+            sigma=self.settings.sigma,
+            data=self.data.name,
+            training=training or {},
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What a training that goes on must have in common with the one that began."""
+        recipe = parse_recipe(self.settings.recipe)
+        return {
+            "format": _FORMAT,
+            "architecture": self.architecture,
+            "normalize": self.normalize,
+            "classifier": self.classifier_source,
+            "settings": {**asdict(self.settings), "recipe": {"name": recipe.name, **asdict(recipe)}},
+            "data": {"name": self.data.name, "inputs": len(self.data), "fingerprint": self.data.fingerprint()},
+        }
+
+
+def make_plan(
+    data: Dataset,
+    settings: TrainSettings,
+    *,
+    architecture: str | None = None,
+    normalize: bool | None = None,
+    classifier: nn.Module | None = None,
+    classifier_source: str | None = None,
+) -> Plan:
+    """What is to be trained, checked; ConfigError or InputError for what cannot be."""
+    settings.check()
+    if data.labels is None or data.shape is None or len(data) == 0:
+        raise InputError(f"Expected training inputs of one shape with labels, {data.name} has none or several shapes.")
+    wants_classifier = parse_recipe(settings.recipe).name == "denoiser"
+    if wants_classifier != (classifier is not None):
+        raise ConfigError("Expected a `classifier` with the recipe denoiser, and with no other.")
+    if wants_classifier:
+        return Plan(
+            architecture=DENOISER,
+            data=data,
+            settings=settings,
+            normalize=False,
+            classifier=classifier,
+            classifier_source=classifier_source,
+        )
+    name = architecture or _SUITED.get(data.shape)
+    if name is None:
+        raise ConfigError(
+            f"Expected an `architecture` for inputs of shape {data.shape}, one of {', '.join(ARCHITECTURES)}."
+        )
+    scaled = data.shape[0] == 3 and len(data.shape) == 3 if normalize is None else normalize
+    plan = Plan(architecture=ALIASES.get(name, name), data=data, settings=settings, normalize=scaled)
+    plan.blueprint().network()  # says now what does not fit
+    return plan
+
+
+def _channel_statistics(data: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, to four digits, of all inputs or of many."""
+    rows = np.arange(len(data)) if len(data) <= 100_000 else np.linspace(0, len(data) - 1, 10_000).astype(int)
+    axes = (0, *range(2, len(data.shape) + 1))
+    total, squares, count = 0.0, 0.0, 0
+    for part in np.array_split(rows, -(-len(rows) // 1000)):
+        batch = data.batch(part.tolist())
+        values = batch.astype(np.float64) / (255 if batch.dtype == np.uint8 else 1)
+        total, squares = total + values.sum(axes), squares + np.square(values).sum(axes)
+        count += values.size // values.shape[1]
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 1e-4))
+    return tuple(np.round(mean, 4).tolist()), tuple(np.round(std, 4).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A finished training: where it is, and what was measured in the end."""
+
+    path: Path
+    record: dict[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """The network's file."""
+        return self.path / WEIGHTS_FILE
+
+
+def run_training(
+    plan: Plan,
+    out: Path,
+    *,
+    resume: bool = False,
+    test: Dataset | None = None,
+    tensorboard: bool = False,
+    save_every: float = 60.0,
+    on_progress: Callable[[Progress, Trainer], None] | None = None,
+) -> Trained:
+    """Train into the directory `out`, or go on there with `resume`; a training cut off ends with the same network.
+
+    The state is saved every `save_every` seconds and when Ctrl-C or another signal asks to end. In the end accuracy is
+    measured on `test`. Under a launcher the processes share every batch, and the first one writes.
+    """
+    engine = make_engine(pick_device(nn.Identity(), plan.settings.device), plan.settings.precision)
+    first = engine.rank == 0
+    if first:
+        _prepare(out, resume)
+    engine.wait()
+    with Lock(out / LOCK) if first else nullcontext():
+        plan, record = _record(plan, out, engine, resume=resume)
+        if "result" in record:
+            return Trained(out, record)
+        session = _Session(plan, out, record, engine, tensorboard and first, save_every)
+        try:
+            return session.run(test, on_progress)
+        finally:
+            session.close()
+
+
+def _prepare(out: Path, resume: bool) -> None:
+    if (out / RECORD).exists() and not resume:
+        raise OutputError(f"{out} holds a training already. Add --resume to go on with it, or choose another --out.")
+    if out.exists() and not resume and any(one.name != LOCK for one in out.iterdir()):
+        raise OutputError(f"{out} is not empty. Choose another --out.")
+    if resume and not (out / RECORD).exists():
+        raise ResumeError(f"There is no training in {out} to resume.")
+    prepare_folder(out, [RECORD, STATE])
+
+
+def _record(plan: Plan, out: Path, engine: Engine, *, resume: bool) -> tuple[Plan, dict[str, Any]]:
+    """The plan with its seed, and what train.json says; ResumeError if that is another training."""
+    old = json.loads((out / RECORD).read_text("utf-8")) if resume else None
+    if plan.settings.seed is None:
+        shared = torch.tensor(old["settings"]["seed"] if old else fresh_seed() if engine.rank == 0 else 0)
+        seed = int(shared if old else engine.add_up(shared.to(engine.device)))
+        plan = replace(plan, settings=replace(plan.settings, seed=seed))
+    described = json.loads(json.dumps(plan.describe()))
+    if old is not None:
+        for name, value in described.items():
+            if old.get(name) != value:
+                raise ResumeError(_difference(out, name, old.get(name), value))
+        return plan, old
+    versions = {"smoothcert": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    record = {**described, "versions": versions, "processes": engine.world}
+    if engine.rank == 0:
+        _write_json(out / RECORD, record)
+    return plan, record
+
+
+def _difference(out: Path, name: str, old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        key = next(one for one in new if old.get(one) != new[one])
+        name, old, new = f"{name}.{key}", old.get(key), new[key]
+    return f"{out} is another training: {name} is {old!r} there and {new!r} here. Choose another --out."
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+
+
+class _Session:
+    """One process's work on a training, from where the last one stopped."""
+
+    def __init__(
+        self, plan: Plan, out: Path, record: dict[str, Any], engine: Engine, tensorboard: bool, save_every: float
+    ) -> None:
+        self.plan, self.out, self.record, self.engine = plan, out, record, engine
+        self.save_every = save_every
+        self.trainer = Trainer(plan.network(), plan.data, plan.settings, engine)
+        self.log: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        if (out / STATE).exists():
+            tensors, about = read_safetensors(out / STATE)
+            if about is None:
+                raise ModelError(f"{out / STATE} was not written by smoothcert.")
+            self.trainer.restore(tensors, about["progress"])
+            self.log, self.seconds = about["log"], about["seconds"]
+        self._saved = self._began = time.monotonic()
+        self._board = _open_board(out / TENSORBOARD, self.log) if tensorboard else None
+
+    def run(self, test: Dataset | None, on_progress: Callable[[Progress, Trainer], None] | None) -> Trained:
+        trainer = self.trainer
+        with deferring() as pending:
+            while trainer.progress.step < trainer.steps and pending.number is None:
+                if trainer.advance() and on_progress is not None:
+                    on_progress(trainer.progress, trainer)
+                if trainer.progress.step % trainer.batches.per_epoch == 0:
+                    self._end_epoch()
+                if time.monotonic() - self._saved > self.save_every:
+                    self._save()
+            if pending.number is not None and trainer.progress.step < trainer.steps:
+                self._save()
+        return self._finish(test)
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+
+    def _end_epoch(self) -> None:
+        now, epoch = self.trainer.progress, self.trainer.progress.step // self.trainer.batches.per_epoch
+        rate = self.plan.settings.rate(epoch - 1 / self.trainer.batches.per_epoch)
+        line = {"epoch": epoch, "loss": now.loss, "accuracy": now.accuracy, "learning_rate": rate}
+        self.log.append({**line, "seconds": round(self._elapsed(), 1)})
+        self.trainer.start_epoch()
+        if self._board is not None:
+            for name in ("loss", "accuracy", "learning_rate"):
+                self._board.add_scalar(name, line[name], epoch)
+        if self.engine.rank == 0:
+            with replacing(self.out / LOG) as partial:
+                partial.write_text("".join(json.dumps(one) + "\n" for one in self.log), "utf-8")
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self._began
+
+    def _save(self) -> None:
+        tensors, progress = self.trainer.state()
+        if self.engine.rank == 0:
+            about = {"progress": progress, "log": self.log, "seconds": self._elapsed()}
+            write_sealed(self.out / STATE, tensors, about)
+        self._saved = time.monotonic()
+
+    def _finish(self, test: Dataset | None) -> Trained:
+        model, settings = self.trainer.finish(), self.plan.settings
+        result: dict[str, Any] = {"epochs": settings.epochs, "seconds": round(self._elapsed(), 1)}
+        if test is not None:
+            clean, noisy = accuracies_of(model, test, settings.sigma, settings.seed or 0, self.engine.device)
+            result["test"] = {"data": test.name, "inputs": len(test), "accuracy": clean, "noisy_accuracy": noisy}
+        record = {**self.record, "result": result}
+        if self.engine.rank == 0:
+            if self.plan.classifier is not None:
+                save_dncnn(self.out / WEIGHTS_FILE, model[0], settings.sigma)
+            else:
+                training = {**record["settings"], "result": result}
+                save_checkpoint(self.out / WEIGHTS_FILE, model, self.plan.blueprint(training))
+            _write_json(self.out / RECORD, record)
+            write_card(self.out / CARD, record, self.log)
+            (self.out / STATE).unlink(missing_ok=True)
+        self.engine.wait()
+        return Trained(self.out, record)
+
+
+def _open_board(folder: Path, log: list[dict[str, Any]]) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        from smoothcert.errors import MissingExtraError
+
+        raise MissingExtraError("tensorboard", "tensorboard") from error
+    return SummaryWriter(str(folder), purge_step=len(log) + 1)

@@ -1,0 +1,338 @@
+"""Every kind of tampering that we could think of must be seen, by who edits a file and by who repairs its sums too."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from smoothcert import runs
+from smoothcert.cli import main
+from smoothcert.data import ArrayData
+from smoothcert.errors import InputError, ModelError
+from smoothcert.models.architectures import small_cnn
+from smoothcert.models.spec import ModelSpec
+from smoothcert.runs.exchange import import_log
+from smoothcert.runs.journal import as_bytes
+from smoothcert.runs.manifest import FILE, Manifest, read_manifest
+from smoothcert.runs.redrawing import draw_again
+from smoothcert.runs.verification import verify_run
+from smoothcert.training.loop import seeded
+
+RNG = np.random.default_rng(0)
+DATA = ArrayData(RNG.integers(256, size=(8, 1, 8, 8), dtype=np.uint8), RNG.integers(10, size=8), None, "noise")
+FACTOR = 0.6  # of the way to where no class is ahead
+COMMON = {"sigma": 0.5, "seed": 0, "batch_size": 32, "n_max": 500}
+SETTINGS = {
+    "planned": runs.CertifySettings(**COMMON),
+    "paper": runs.CertifySettings(**COMMON, procedure="paper"),
+    "grid": runs.CertifySettings(**COMMON, radii=(0.0, 0.25, 0.5)),
+    "grid, known labels": runs.CertifySettings(**COMMON, radii=(0.0, 0.25), known_labels=True),
+    "grid, no rival": runs.CertifySettings(**COMMON, radii=(0.0, 0.25), rival=False),
+    "sequential": runs.PredictSettings(**COMMON),
+    "predict": runs.PredictSettings(**COMMON, procedure="paper"),
+}
+
+
+def network():
+    """Sure of some inputs and unsure of others, though it was never trained."""
+    model = seeded(small_cnn, 0)
+    with torch.no_grad():
+        model[-1].bias -= FACTOR * model(torch.from_numpy(DATA.inputs).float() / 255).mean(0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for name, settings in SETTINGS.items():
+        start = runs.predict_dataset if isinstance(settings, runs.PredictSettings) else runs.certify_dataset
+        start(network(), DATA, folder / name, settings)
+    return folder
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_untouched_run_of_every_procedure_passes(made, name):
+    found = verify_run(made / name)
+    assert found.problems == []
+    assert found.recomputed == found.rows == 8
+    assert any("--again" in words for words in found.unchecked)
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    def make(name):
+        return shutil.copytree(made / name, tmp_path / "run")
+
+    return make
+
+
+def rows_file(run):
+    return next(path for path in (run / "certificates.jsonl", run / "predictions.jsonl") if path.exists())
+
+
+def edit_text(run, old, new, file=None):
+    path = run / FILE if file else rows_file(run)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def claim(rows):
+    """The first row that claims a radius."""
+    return next(row for row in rows if row.get("radius", 0) > 0 or row.get("p_value") is not None)
+
+
+def forge(run, change_rows=None, change_manifest=None):
+    """Change rows and manifest, and repair every hash and checksum: the work of somebody who knows the format."""
+    rows = runs.open(run).rows
+    values = dict(read_manifest(run).values)
+    if change_manifest:
+        values = json.loads(json.dumps(values))
+        change_manifest(values)
+    if change_rows:
+        rows = change_rows(rows) or rows
+    manifest = Manifest(values)
+    (run / FILE).write_text(manifest.text)
+    rows_file(run).write_bytes(as_bytes(rows, manifest.run_id))
+
+
+def lines(run):
+    return rows_file(run).read_bytes().splitlines(keepends=True)
+
+
+def put(run, content):
+    rows_file(run).write_bytes(b"".join(content))
+
+
+def without_last_digit(text):
+    digit = text[-1]
+    return text[:-1] + str((int(digit) + 1) % 10)
+
+
+def edited_radius(run):
+    radius = json.dumps(claim(runs.open(run).rows)["radius"])
+    edit_text(run, f'"radius":{radius}', f'"radius":{without_last_digit(radius)}')
+
+
+NAIVE = {
+    "a radius, by one digit": edited_radius,
+    "a vote": lambda run: edit_text(run, '"n":100,', '"n":101,'),
+    "a label": lambda run: edit_text(run, '"true":', '"true":1'),
+    "a checksum": lambda run: put(run, [lines(run)[0].replace(b'"sum":"', b'"sum":"0'), *lines(run)[1:]]),
+    "a line dropped in the middle": lambda run: put(run, [*lines(run)[:3], *lines(run)[4:]]),
+    "the first line dropped": lambda run: put(run, lines(run)[1:]),
+    "the last line dropped": lambda run: put(run, lines(run)[:-1]),
+    "two lines swapped": lambda run: put(run, [lines(run)[1], lines(run)[0], *lines(run)[2:]]),
+    "a line doubled": lambda run: put(run, [lines(run)[0], *lines(run)]),
+    "a line more at the end": lambda run: put(run, [*lines(run), lines(run)[-1]]),
+    "the last line torn": lambda run: put(run, [*lines(run)[:-1], lines(run)[-1][:-20]]),
+    "all lines gone": lambda run: put(run, []),
+    "the file of rows gone": lambda run: rows_file(run).unlink(),
+    "the manifest gone": lambda run: (run / FILE).unlink(),
+    "alpha in the manifest": lambda run: edit_text(run, '"alpha": 0.001', '"alpha": 0.01', file=FILE),
+    "sigma in the manifest": lambda run: edit_text(run, '"sigma": 0.5', '"sigma": 0.6', file=FILE),
+    "the key": lambda run: edit_text(run, '"key": "', '"key": "0', file=FILE),
+    "the manifest's hash": lambda run: edit_text(run, '"hash": "', '"hash": "0', file=FILE),
+}
+
+
+@pytest.mark.parametrize("kind", NAIVE)
+def test_an_edited_file_is_seen(copy, kind):
+    run = copy("planned")
+    NAIVE[kind](run)
+    assert not verify_run(run).passed
+
+
+def more(name, factor=1.001):
+    def change(rows):
+        claim(rows)[name] *= factor
+
+    return change
+
+
+def change_bounds(rows):
+    claim(rows)["bounds"]["q_a_upper"] *= 0.999
+
+
+def move_votes(rows):
+    """From a rival to the class that is claimed, so that the sum stays."""
+    row = next(r for r in rows if r.get("radius", 0) > 0 and len(r["stages"][-1]["votes"]) > 1)
+    votes = row["stages"][-1]["votes"]
+    rival = next(name for name in votes if int(name) != row["label"])
+    votes[rival] -= 1
+    votes[str(row["label"])] += 1
+
+
+def add_votes(rows):
+    stage = claim(rows)["stages"][-1]
+    stage["votes"][str(claim(rows)["label"])] += 50
+
+
+def add_votes_and_draws(rows):
+    stage = claim(rows)["stages"][-1]
+    stage["votes"][str(claim(rows)["label"])] += 50
+    stage["n"] += 50
+
+
+def other_label(rows):
+    claim(rows)["label"] = (claim(rows)["label"] + 1) % 10
+
+
+def claim_an_abstention(rows):
+    row = next(r for r in rows if r["label"] is None)
+    row.update(label=3, radius=0.4)
+
+
+def drop_a_stage(rows):
+    claim(rows)["stages"].pop(0)
+
+
+def repeat_a_stage(rows):
+    claim(rows)["stages"].append(claim(rows)["stages"][-1])
+
+
+def negative_votes(rows):
+    votes = claim(rows)["stages"][-1]["votes"]
+    votes["9"], votes[str(claim(rows)["label"])] = -5, votes[str(claim(rows)["label"])] + 5 + votes.get("9", 0)
+
+
+def votes_for_a_class_too_many(rows):
+    claim(rows)["stages"][-1]["votes"]["10"] = 0
+
+
+def unknown_noise(rows):
+    claim(rows)["noise"] = "quiet"
+
+
+def no_votes(rows):
+    del claim(rows)["stages"]
+
+
+def error_with_a_result(rows):
+    claim(rows)["error"] = "none really"
+
+
+def fewer_rows(rows):
+    return rows[:-1]
+
+
+def set_in_manifest(*path, value):
+    def change(values):
+        inner = values
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = value
+
+    return change
+
+
+FORGED = {
+    "a larger radius": ("planned", more("radius"), None),
+    "a radius larger by the last digit": ("planned", more("radius", 1 + 2**-52), None),
+    "a smaller radius": ("planned", more("radius", 0.999), None),
+    "better bounds": ("planned", change_bounds, None),
+    "votes moved to the claimed class": ("paper", move_votes, None),
+    "votes that do not sum": ("planned", add_votes, None),
+    "more votes and more draws": ("planned", add_votes_and_draws, None),
+    "another class": ("planned", other_label, None),
+    "a claim where it abstained": ("planned", claim_an_abstention, None),
+    "a stage dropped": ("planned", drop_a_stage, None),
+    "a stage more": ("planned", repeat_a_stage, None),
+    "negative votes": ("planned", negative_votes, None),
+    "votes for a class that is not there": ("planned", votes_for_a_class_too_many, None),
+    "noise of an unknown kind": ("planned", unknown_noise, None),
+    "a claim without votes": ("planned", no_votes, None),
+    "an error with a result": ("planned", error_with_a_result, None),
+    "a row fewer": ("planned", fewer_rows, None),
+    "alpha changed afterwards": ("paper", None, set_in_manifest("alpha", value=0.01)),
+    "alpha changed everywhere": (
+        "paper",
+        None,
+        lambda values: (values.update(alpha=0.01), values["procedure"].update(alpha=0.01)),
+    ),
+    "sigma changed afterwards": ("paper", None, set_in_manifest("sigma", value=1.0)),
+    "fewer draws planned": ("paper", None, set_in_manifest("procedure", "n", value=400)),
+    "another procedure": ("paper", None, set_in_manifest("procedure", "name", value="Magic")),
+    "other radii in the grid": ("grid", None, set_in_manifest("procedure", "radii", value=[0.05, 0.25, 0.5])),
+    "labels not known after all": ("grid, known labels", None, set_in_manifest("known_labels", value=False)),
+    "an input fewer": ("planned", None, lambda values: values["indices"].pop()),
+    "an input twice": ("planned", None, lambda values: values["indices"].__setitem__(1, 0)),
+    "a better p-value": ("predict", more("p_value", 0.5), None),
+    "an answer where it abstained": ("sequential", other_label, None),
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_forgery_with_all_sums_repaired_is_seen(copy, kind):
+    name, change_rows, change_manifest = FORGED[kind]
+    run = copy(name)
+    forge(run)
+    assert verify_run(run).passed, "the forger's tools alone leave a run that passes"
+    forge(run, change_rows, change_manifest)
+    assert not verify_run(run).passed
+
+
+def test_there_are_more_than_thirty_kinds():
+    assert len(NAIVE) + len(FORGED) > 30
+
+
+def invented_votes(rows):
+    """Votes and a radius that fit each other: only drawing again can tell."""
+    for row in rows:
+        if row.get("radius", 0) > 0:
+            row.update({key: json.loads(json.dumps(value)) for key, value in claim(rows).items() if key not in _OWN})
+
+
+_OWN = ("index", "true", "input")
+
+
+def test_invented_votes_pass_until_they_are_drawn_again(copy):
+    run, spec = copy("planned"), ModelSpec(source=network())
+    assert draw_again(runs.open(run), spec, DATA, 8) == (8, [])
+    forge(run, invented_votes)
+    assert verify_run(run).passed
+    made, problems = draw_again(runs.open(run), spec, DATA, 8)
+    assert made == 8
+    assert problems
+    assert "drawn again" in str(problems[0])
+
+
+def test_drawing_again_refuses_other_data_and_another_model(copy):
+    run = runs.open(copy("planned"))
+    other = ArrayData(255 - DATA.inputs, DATA.labels, None, "noise")
+    with pytest.raises(InputError, match="fingerprint"):
+        draw_again(run, ModelSpec(source=network()), other, 1)
+    with pytest.raises(ModelError, match="weights are others"):
+        draw_again(run, ModelSpec(source=seeded(small_cnn, 1)), DATA, 1)
+
+
+def test_an_imported_log_says_what_could_not_be_checked(tmp_path):
+    log = tmp_path / "log.tsv"
+    log.write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t3\t3\t0.5\t1\t0:00:01\n1\t4\t-1\t0.0\t0\t0:00:01\n")
+    import_log(log, tmp_path / "run", sigma=0.5, alpha=0.001, n=100_000)
+    found = verify_run(tmp_path / "run")
+    assert found.passed
+    assert found.recomputed == 0
+    assert any("no votes" in words for words in found.unchecked)
+
+
+def test_the_command_says_what_is_wrong_and_where(copy, capsys):
+    run = copy("planned")
+    assert main(["verify", str(run)]) == 0
+    assert "8 of 8 rows made anew" in capsys.readouterr().out
+    forge(run, more("radius"))
+    assert main(["verify", str(run)]) == 1
+    shown = capsys.readouterr()
+    assert "wrong: line" in shown.out
+    assert "its votes give" in shown.out
+    assert "1 of 1 runs failed" in shown.err
+
+
+def test_the_command_prints_json_for_machines(copy, capsys):
+    run = copy("paper")
+    assert main(["verify", str(run), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["passed"]
+    assert content["recomputed"] == 8
