@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from smoothcert import Certificate
+from smoothcert import Certificate, runs
 from smoothcert.cli import demo_steps, main
 from smoothcert.data.digits import load_digits
 from smoothcert.models.architectures import small_cnn
@@ -21,14 +20,17 @@ from smoothcert.stats.procedures import FixedN, run
 
 TINY = ["--epochs", "1", "--inputs", "5", "--n", "200", "--sigmas", "0.1", "0.3"]
 FILES = {
-    "certificates.jsonl",
     "certified-accuracy.png",
     "certified-accuracy.svg",
     "model-sigma-0.1.safetensors",
     "model-sigma-0.3.safetensors",
     "model-undefended.safetensors",
     "noise.png",
+    "report.html",
+    "run-sigma-0.1",
+    "run-sigma-0.3",
 }
+SAME = {"certified-accuracy.svg", "noise.png", "model-sigma-0.1.safetensors", "run-sigma-0.3/certificates.jsonl"}
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +49,12 @@ def printed(folder):
 
 
 def certificates(folder: Path) -> list[tuple[int, int, Certificate]]:
-    rows = [json.loads(line) for line in (folder / "certificates.jsonl").read_text("utf-8").splitlines()]
-    return [(row.pop("index"), row.pop("true_label"), Certificate.from_dict(row)) for row in rows]
+    made = [runs.open(path) for path in sorted(folder.glob("run-sigma-*"))]
+    return [
+        (row["index"], row["true"], certificate)
+        for one in made
+        for row, certificate in zip(one.rows, one.certificates, strict=True)
+    ]
 
 
 def test_writes_its_files_and_nothing_else(printed, folder):
@@ -62,7 +68,7 @@ def test_prints_the_table_the_meaning_and_where_the_files_are(printed, folder):
         ["σ", "=", "0.3"],
     ]
     assert "What this means" in printed
-    assert f"{folder}/certificates.jsonl" in printed
+    assert f"{folder}/report.html" in printed
 
 
 def test_the_certificates_read_back_and_carry_index_and_true_label(printed, folder):
@@ -70,9 +76,13 @@ def test_the_certificates_read_back_and_carry_index_and_true_label(printed, fold
     rows = certificates(folder)
     assert [(index, c.sigma) for index, _, c in rows] == [(i, s) for s in (0.1, 0.3) for i in (0, 100, 200, 300, 400)]
     assert all(truth == test.labels[index] for index, truth, _ in rows)
-    for index, truth, certificate in rows:
-        line = {"index": index, "true_label": truth, **certificate.to_dict()}
-        assert json.dumps(line, ensure_ascii=False) in (folder / "certificates.jsonl").read_text("utf-8")
+
+
+def test_the_runs_stand_up_to_verification_and_the_report_is_about_them(printed, folder, capsys):
+    assert main(["verify", *map(str, folder.glob("run-sigma-*")), "--again", "2"]) == 0
+    page = (folder / "report.html").read_text("utf-8")
+    assert "σ = 0.1" in page
+    assert "σ = 0.3" in page
 
 
 def test_every_radius_follows_from_the_recorded_votes_by_the_papers_procedure(printed, folder):
@@ -103,14 +113,15 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(printed, fol
     assert main(["demo", "--out", str(tmp_path / "again"), *TINY]) == 0
     assert main(["demo", "--out", str(tmp_path / "other"), *TINY, "--seed", "1"]) == 0
     capsys.readouterr()
-    for name in FILES:
+    for name in SAME:
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
-    assert (tmp_path / "other" / "certificates.jsonl").read_bytes() != (folder / "certificates.jsonl").read_bytes()
+        assert (tmp_path / "other" / name).read_bytes() != (folder / name).read_bytes(), name
 
 
 def test_replaces_its_own_files_and_keeps_others(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("keep")
     (tmp_path / "noise.png").write_text("old")
+    assert main(["demo", "--out", str(tmp_path), *TINY, "--seed", "5"]) == 0
     state = torch.get_rng_state(), torch.get_num_threads()
     assert main(["demo", "--out", str(tmp_path), *TINY]) == 0
     assert (tmp_path / "mine.txt").read_text() == "keep"
@@ -209,6 +220,7 @@ def test_without_a_correct_certificate_there_is_no_example_and_the_demo_says_so(
     nothing = group([0.0] * 5, [None] * 5, [0] * 5)
     assert nothing.typical_correct() is None
     monkeypatch.setattr(demo_steps, "certify", lambda *_: nothing)
+    monkeypatch.setattr(demo_steps, "write_all", lambda *_: [])
     assert main(["demo", "--out", str(tmp_path), *TINY]) == 0
     assert "No image was certified with its true class" in capsys.readouterr().out
 

@@ -26,6 +26,7 @@ from smoothcert.cli.plan import Plan
 from smoothcert.cli.plot import Plot
 from smoothcert.cli.predict import Predict
 from smoothcert.cli.replay import Replay
+from smoothcert.cli.report import Report
 from smoothcert.cli.run_command import Terminated
 from smoothcert.cli.show import Show
 from smoothcert.cli.sweep import Sweep
@@ -46,6 +47,7 @@ COMMANDS: dict[str, type[Any]] = {
     "show": Show,
     "table": Table,
     "plot": Plot,
+    "report": Report,
     "verify": Verify,
     "export": Export,
     "import": Import,
@@ -65,6 +67,7 @@ examples:
   smoothcert show RUN                   what was certified
   smoothcert table RUN RUN RUN          runs side by side
   smoothcert plot certified-accuracy RUN RUN --out curves.pdf
+  smoothcert report RUN --out report.html   one page to hand over
   smoothcert verify RUN                 check it, certificate by certificate
   smoothcert export RUN --out log.tsv   for other tools
   smoothcert data list                  which data sets are here

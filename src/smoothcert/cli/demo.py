@@ -68,15 +68,16 @@ class Demo:
         chosen = select_indices(len(test), every=len(test) // self.inputs, first=self.inputs)
         console.print(f"Training {len(self.sigmas) + 1} networks on {len(training):,} digits …")
         models = steps.train_models(training, (0.0, *self.sigmas), self.epochs, self.seed)
+        steps.save_models(self.out, models, training, self.epochs, self.seed)
         console.print(f"Certifying {len(chosen)} test images with {self.n:,} noisy copies each …")
-        certified = [steps.certify(models[sigma], test, chosen, sigma, procedure, self.seed) for sigma in self.sigmas]
+        certified = [
+            steps.certify(self.out, test, chosen, sigma, self.n, self.alpha, self.seed) for sigma in self.sigmas
+        ]
         attacked = steps.attack(models[0.0], test, chosen)
         _print_table(console, certified, attacked, self.radii)
         _print_meaning(console, certified, test, procedure)
         panel = test.inputs[chosen[:_PANEL_IMAGES]]
-        written = steps.write_all(
-            self.out, models, certified, attacked, panel, training, epochs=self.epochs, seed=self.seed
-        )
+        written = steps.write_all(self.out, certified, attacked, panel, self.seed)
         console.print("\n[bold]Files[/]")
         for path, what in written:
             console.print(f"  {escape(str(path))}  [dim]{what}[/]", soft_wrap=True)

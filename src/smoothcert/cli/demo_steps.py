@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,19 +16,22 @@ from torch import Tensor, nn
 from smoothcert.attacks.deepfool import deepfool
 from smoothcert.data.dataset import ArrayData
 from smoothcert.data.digits import load_digits
-from smoothcert.files import prepare_folder, replacing
+from smoothcert.errors import OutputError
+from smoothcert.files import prepare_folder
 from smoothcert.models.architectures import small_cnn
 from smoothcert.models.checkpoints import Blueprint, save_checkpoint
 from smoothcert.progress import ProgressBar
 from smoothcert.records import Certificate
 from smoothcert.report.figures import certified_accuracy_figure, noise_panel, require_matplotlib, save_figure
-from smoothcert.smoothed import Smoothed
+from smoothcert.report.page import check_report_path, write_report
+from smoothcert.runs import CertifySettings, certify_dataset
+from smoothcert.runs import open as open_run
+from smoothcert.runs.manifest import FILE as MANIFEST
 from smoothcert.stats.accuracy import are_correct, average_certified_radius
-from smoothcert.stats.procedures import FixedN
 from smoothcert.training.loop import Progress, seeded, train
 from smoothcert.training.settings import TrainSettings
 
-CERTIFICATES, NOISE = "certificates.jsonl", "noise.png"
+REPORT, NOISE = "report.html", "noise.png"
 CURVES = ("certified-accuracy.png", "certified-accuracy.svg")
 _TRAIN_BATCH, _LEARNING_RATE = 64, 0.1
 # Fixed rather than measured, so that repeating the demo repeats the rounding of every score too.
@@ -77,12 +80,27 @@ def weights_name(sigma: float) -> str:
     return f"model-sigma-{sigma:g}.safetensors" if sigma else "model-undefended.safetensors"
 
 
+def run_name(sigma: float) -> str:
+    """The run directory of the certificates at `sigma`."""
+    return f"run-sigma-{sigma:g}"
+
+
 def prepare(folder: Path, sigmas: Sequence[float]) -> tuple[ArrayData, ArrayData]:
     """Training and test images. Fails now, before any training, if an extra is missing or nothing can be written."""
     require_matplotlib()
     data = load_digits()
-    prepare_folder(folder, [CERTIFICATES, NOISE, *CURVES, *(weights_name(sigma) for sigma in (0.0, *sigmas))])
+    prepare_folder(folder, [NOISE, *CURVES, *(weights_name(sigma) for sigma in (0.0, *sigmas))])
+    check_report_path(folder / REPORT)
+    for sigma in sigmas:
+        _remove_run(folder / run_name(sigma))
     return data
+
+
+def _remove_run(path: Path) -> None:
+    """Make room for a run of the demo where an earlier one is."""
+    if path.exists() and not (path / MANIFEST).is_file():
+        raise OutputError(f"Cannot write {path}: there is something else. Choose another --out.")
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _tensors(data: ArrayData) -> tuple[Tensor, Tensor]:
@@ -121,22 +139,22 @@ def train_models(data: ArrayData, sigmas: Sequence[float], epochs: int, seed: in
     return models
 
 
+def save_models(folder: Path, models: Mapping[float, nn.Module], data: ArrayData, epochs: int, seed: int) -> None:
+    """Write the networks, each with what it takes to rebuild it."""
+    for sigma, model in models.items():
+        save_checkpoint(folder / weights_name(sigma), model, _blueprint(data, sigma, epochs, seed))
+
+
 def certify(
-    model: nn.Module,
-    data: ArrayData,
-    indices: npt.NDArray[np.int64],
-    sigma: float,
-    procedure: FixedN,
-    seed: int,
+    folder: Path, data: ArrayData, indices: npt.NDArray[np.int64], sigma: float, n: int, alpha: float, seed: int
 ) -> Certified:
-    """Certify the chosen images by the paper's procedure; the noise depends on seed, index and stage only."""
-    smoothed = Smoothed(model, sigma, len(data.classes), seed=seed, batch_size=_CERTIFY_BATCH, progress=False)
-    certificates = []
-    with ProgressBar(f"certifying, σ = {sigma:g}", len(indices)) as bar:
-        for index in indices.tolist():
-            certificates.append(smoothed.certify(data.inputs[index], procedure, index=index))
-            bar.advance()
-    return Certified(sigma, indices, data.labels[indices], certificates)
+    """Certify the chosen images by the paper's procedure into a run; the noise depends on seed and index only."""
+    settings = CertifySettings(
+        sigma=sigma, alpha=alpha, n_max=n, procedure="paper", seed=seed, batch_size=_CERTIFY_BATCH
+    )
+    model, out = str(folder / weights_name(sigma)), folder / run_name(sigma)
+    run = certify_dataset(model, data, out, settings, indices=indices.tolist())
+    return Certified(sigma, indices, data.labels[indices], run.certificates)
 
 
 def attack(model: nn.Module, data: ArrayData, indices: npt.NDArray[np.int64]) -> Attacked:
@@ -147,28 +165,20 @@ def attack(model: nn.Module, data: ArrayData, indices: npt.NDArray[np.int64]) ->
 
 
 def write_all(
-    folder: Path,
-    models: Mapping[float, nn.Module],
-    certified: Sequence[Certified],
-    attacked: Attacked,
-    panel: npt.NDArray[np.uint8],
-    training: ArrayData,
-    epochs: int,
-    seed: int,
+    folder: Path, certified: Sequence[Certified], attacked: Attacked, panel: npt.NDArray[np.uint8], seed: int
 ) -> list[tuple[Path, str]]:
-    """Write figures, certificates and weights; return what is where."""
+    """Write figures and the report; return what is where."""
     figure = certified_accuracy_figure({c.sigma: (c.radii, c.correct) for c in certified}, attacked.norms)
     for name in CURVES:
         save_figure(figure, folder / name)
     save_figure(noise_panel(panel, [c.sigma for c in certified], seed=seed), folder / NOISE)
-    _write_certificates(folder / CERTIFICATES, certified)
-    for sigma, model in models.items():
-        save_checkpoint(folder / weights_name(sigma), model, _blueprint(training, sigma, epochs, seed))
+    write_report([open_run(folder / run_name(c.sigma)) for c in certified], folder / REPORT)
     return [
         (folder / CURVES[0], "the table as curves (and .svg)"),
         (folder / NOISE, "what the networks see"),
-        (folder / CERTIFICATES, "every certificate with its votes"),
+        (folder / "run-sigma-*", "every certificate with its votes, for smoothcert verify, table and plot"),
         (folder / "model-*.safetensors", "the trained networks, for smoothcert inspect"),
+        (folder / REPORT, "all of it on one page: open it in a browser"),
     ]
 
 
@@ -182,12 +192,3 @@ def _blueprint(data: ArrayData, sigma: float, epochs: int, seed: int) -> Bluepri
         data=data.name,
         training={"recipe": "gaussian", "epochs": epochs, "seed": seed},
     )
-
-
-def _write_certificates(path: Path, certified: Sequence[Certified]) -> None:
-    """One JSON object per line: index and true label first, then the certificate as `to_dict` gives it."""
-    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-        for group in certified:
-            for index, truth, certificate in zip(group.indices, group.truths, group.certificates, strict=True):
-                row = {"index": int(index), "true_label": int(truth), **certificate.to_dict()}
-                file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,165 @@
+"""Runs as the page shows them: claims recomputed from the votes, names, shares, all in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smoothcert.progress import ProgressBar
+from smoothcert.records import Votes, floor_decimal
+from smoothcert.report.naming import run_names
+from smoothcert.report.page_evidence import Claim, claims
+from smoothcert.runs.directory import Run
+from smoothcert.stats.accuracy import average_certified_radius, certified_accuracy, floor_percent
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One run on the page, with the claims of its rows in their order."""
+
+    run: Run
+    number: int
+    name: str
+    claims: Sequence[Claim]
+
+    @property
+    def values(self) -> Any:
+        """The manifest."""
+        return self.run.manifest.values
+
+    @property
+    def certifies(self) -> bool:
+        """True if inputs have radii."""
+        return not self.run.predicts
+
+    @property
+    def has_votes(self) -> bool:
+        """False for a log that other code has left."""
+        return self.run.manifest.kind != "import"
+
+    @property
+    def data_name(self) -> str:
+        """What to call the data; a log need not say."""
+        name = str(self.values["data"]["name"])
+        return "data without a name" if name == "unknown" and not self.has_votes else name
+
+    @cached_property
+    def indices(self) -> list[int]:
+        """Which inputs the rows are about."""
+        return [row["index"] for row in self.run.rows]
+
+    @cached_property
+    def truths(self) -> list[int | None]:
+        """The true classes, None where unknown."""
+        return [row["true"] for row in self.run.rows]
+
+    @cached_property
+    def radii(self) -> npt.NDArray[np.float64]:
+        """The certified radii, 0 where nothing is claimed."""
+        return np.array([claim.radius for claim in self.claims], np.float64)
+
+    @cached_property
+    def labelled(self) -> bool:
+        """True if there are true classes to compare with."""
+        return any(truth is not None for truth in self.truths)
+
+    @cached_property
+    def counted(self) -> npt.NDArray[np.bool_]:
+        """Where the claim counts: the class is the true one; without labels, where there is a claim at all."""
+        pairs = zip(self.claims, self.truths, strict=True)
+        return np.array([c.label is not None and (not self.labelled or c.label == t) for c, t in pairs], bool)
+
+    @cached_property
+    def draws(self) -> int:
+        """All draws of all inputs; 0 if they are not recorded."""
+        return sum(result.draws for result in self.run.certificates if result is not None)
+
+    def votes(self, place: int) -> Votes | None:
+        """All stages' votes for the input in this place; None where they are not recorded."""
+        result = self.run.certificates[place]
+        if result is None or not result.stages:
+            return None
+        return sum(result.stages[1:], start=result.stages[0])
+
+    @property
+    def disputed(self) -> list[int]:
+        """The inputs whose votes do not give what is recorded."""
+        return [index for index, claim in zip(self.indices, self.claims, strict=True) if claim.disputed]
+
+    def count(self, where: npt.NDArray[np.bool_] | None = None) -> dict[str, int]:
+        """How many rows (of those in `where`) are right, wrong, abstained and failed; see `outcome`."""
+        chosen = range(len(self.claims)) if where is None else np.flatnonzero(where)
+        outcomes = [self.outcome(int(place)) for place in chosen]
+        return {name: outcomes.count(name) for name in ("right", "wrong", "abstained", "failed")}
+
+    def outcome(self, place: int) -> str:
+        """What became of an input: right (without labels: any claim), wrong, abstained or failed."""
+        if "error" in self.run.rows[place]:
+            return "failed"
+        if self.claims[place].label is None:
+            return "abstained"
+        return "right" if self.counted[place] else "wrong"
+
+    def accuracy(self, at: float, where: npt.NDArray[np.bool_] | None = None) -> float:
+        """The share of rows (of those in `where`) that count and are certified within at least `at`."""
+        chosen = np.ones(len(self.claims), bool) if where is None else where
+        if not chosen.any():
+            return 0.0
+        return float(certified_accuracy(self.radii[chosen], self.counted[chosen], at))
+
+    @property
+    def average_radius(self) -> float:
+        """The average certified radius over all rows."""
+        return average_certified_radius(self.radii, self.counted) if self.claims else 0.0
+
+    def class_name(self, label: int | None) -> str:
+        """What to call a class: by its name and, where that does not say it, its number."""
+        names = self.values["data"].get("classes") or self.values["model"].get("classes")
+        if label is None:
+            return "–"
+        if not names or label >= len(names) or str(names[label]) == str(label):
+            return str(label)
+        return f"{names[label]} ({label})"
+
+
+def shown_runs(runs: Sequence[Run]) -> list[Shown]:
+    """The runs in their order, with names that tell them apart; what takes long shows its progress on a terminal."""
+    with ProgressBar("recomputing from the votes", sum(len(run.rows) for run in runs)) as bar:
+        named = enumerate(zip(runs, run_names(runs), strict=True))
+        return [Shown(run, number, name, claims(run, bar.advance)) for number, (run, name) in named]
+
+
+def percent(fraction: float) -> str:
+    """A share in percent, rounded down."""
+    return f"{floor_percent(fraction)}\N{NO-BREAK SPACE}%"
+
+
+def alpha_text(alpha: float) -> str:
+    """A failure probability that no line break tears apart."""
+    return f"α = {alpha:g}".replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def radius_text(radius: float) -> str:
+    """A certified radius, rounded down.
+
+    >>> radius_text(0.12349), radius_text(2e-10), radius_text(0.0)
+    ('0.1234', 'above 0', '0')
+    """
+    shown = floor_decimal(radius, 4)
+    if float(shown) > 0:
+        return shown
+    return "above 0" if radius > 0 else "0"
+
+
+def exact(number: float) -> str:
+    """A threshold with all its digits: none may round it up.
+
+    >>> exact(0.0), exact(0.125)
+    ('0', '0.125')
+    """
+    return str(float(number)).removesuffix(".0")

@@ -1,0 +1,204 @@
+"""The sections of the page that every run has: its card, its tables, its manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from smoothcert.records import floor_decimal
+from smoothcert.report.page_commands import repeat_command, repeating_needs, verify_command
+from smoothcert.report.page_curve import STYLES
+from smoothcert.report.page_html import Html, element, join, safe, table
+from smoothcert.report.page_runs import Shown, alpha_text, exact, percent, radius_text
+from smoothcert.report.page_words import noise_in_words, procedure_in_words
+
+_MANY_CLASSES = 20
+_MANY_INDICES = 24
+_MANY_ROWS = 200
+
+
+# Headline
+
+
+def card(shown: Shown, radius: float) -> Html:
+    """What a run says in one number and one sentence, and the settings it was made with."""
+    return element(
+        "article",
+        element("h2", key(shown), shown.name),
+        _number(shown, radius),
+        element("dl", *(element("div", element("dt", name), element("dd", text)) for name, text in _facts(shown))),
+        class_="card",
+    )
+
+
+def key(shown: Shown) -> Html:
+    """The run's line in the curve, to know it by."""
+    line = element("path", d="M0 5H34", class_=f"curve style-{shown.number % STYLES}")
+    drawing = element("svg", line, viewBox="0 0 34 10", class_="key", aria_hidden="true")
+    return drawing if shown.certifies else Html("")
+
+
+def _number(shown: Shown, radius: float) -> Html:
+    """The headline: a share, rounded down, and what it is a share of."""
+    rows = len(shown.claims)
+    if rows == 0:
+        return element("p", "No input is done yet.", class_="headline")
+    kind = "are answered with their true class" if shown.labelled else "are answered"
+    share = float(np.mean(shown.counted))
+    if shown.certifies:
+        share = shown.accuracy(radius)
+        kind = "have their true class certified" if shown.labelled else "have a class certified"
+        kind += f" within L2 radius {exact(radius)}: no perturbation of smaller norm changes the smoothed classifier's "
+        kind += "answer"
+        kind += "" if shown.has_votes else ", as the log says"
+    number = element("span", percent(share), class_="big")
+    return element("p", number, f" of {rows:,} inputs of {shown.data_name} {kind}.", class_="headline")
+
+
+def _facts(shown: Shown) -> list[tuple[str, object]]:
+    values, counts, rows = shown.values, shown.count(), len(shown.claims)
+    facts: list[tuple[str, object]] = [
+        ("Certainty", f"each statement is false with probability at most {alpha_text(values['alpha'])}, per input"),
+        ("Procedure", procedure_in_words(shown)),
+        ("Draws", f"{shown.draws:,} in all, {shown.draws / rows:,.0f} per input" if shown.draws else "not recorded"),
+        ("Smoothing", f"σ = {values['sigma']:g}, {noise_in_words(shown)}"),
+    ]
+    if shown.certifies:
+        facts.append(("Mean radius", f"{floor_decimal(shown.average_radius, 3)} (inputs without certificate as 0)"))
+    wrong = f"; {counts['wrong']:,} with another class" if shown.labelled else ""
+    failed = f"; {counts['failed']:,} failed" if counts["failed"] else ""
+    verb = "certified" if shown.certifies else "answered"
+    right = f"{counts['right']:,} {verb} {'with their true class' if shown.labelled else ''}".rstrip()
+    facts.append(("Inputs", f"{rows:,}: {right}{wrong}; {counts['abstained']:,} abstained{failed}"))
+    facts.append(("Model", _model(shown)))
+    return facts
+
+
+def _model(shown: Shown) -> Html:
+    model = shown.values["model"]
+    weights = model.get("weights_hash")
+    short = join([", weights ", element("code", str(weights)[:19] + "…")]) if weights else safe("")
+    recipe = safe(f", trained by {model['recipe']}" if model.get("recipe") else "")
+    return join([element("code", model.get("source") or "unknown"), recipe, short])
+
+
+# Tables
+
+
+def accuracy_table(runs: Sequence[Shown], radii: Sequence[float]) -> Html:
+    """Certified accuracy of all runs at some radii."""
+    rows = [
+        [
+            join([key(shown), shown.name]),
+            *(percent(shown.accuracy(radius)) for radius in radii),
+            floor_decimal(shown.average_radius, 3),
+        ]
+        for shown in runs
+    ]
+    what = "certified as their true class" if all(shown.labelled for shown in runs) else "certified"
+    caption = f"Share of inputs {what} within at least each L2 radius, rounded down"
+    return table(["radius", *map(exact, radii), "average radius"], rows, caption=caption, class_="numbers")
+
+
+def class_table(shown: Shown, radii: Sequence[float]) -> Html:
+    """A run by true class; in a drawer where the classes are many."""
+    truths = np.array([-1 if truth is None else truth for truth in shown.truths])
+    present = sorted({int(truth) for truth in truths if truth >= 0})
+    head = ["true class", "inputs", *(f"≥ {exact(radius)}" for radius in radii if shown.certifies)]
+    head += [] if shown.certifies else ["right"]
+    rows = [_class_row(shown, label, truths == label, radii) for label in present]
+    caption = f"{shown.name}: by true class" + (", certified within at least each radius" if shown.certifies else "")
+    drawn = table([*head, "wrong class", "abstained", "failed"], rows, caption=caption, class_="numbers")
+    if len(present) <= _MANY_CLASSES:
+        return drawn
+    return element("details", element("summary", f"{shown.name}: {len(present):,} classes"), drawn)
+
+
+def _class_row(shown: Shown, label: int, where: np.ndarray, radii: Sequence[float]) -> list[str]:
+    counts, total = shown.count(where), int(where.sum())
+    shares = [shown.accuracy(radius, where) for radius in radii] if shown.certifies else [counts["right"] / total]
+    others = [str(counts[name]) for name in ("wrong", "abstained", "failed")]
+    return [shown.class_name(label), f"{total:,}", *map(percent, shares), *others]
+
+
+def unanswered_table(shown: Shown) -> Html:
+    """The inputs of a run without radii that did not get their true class."""
+    places = np.flatnonzero(~shown.counted).tolist()
+    rows = [
+        [
+            str(shown.indices[k]),
+            shown.class_name(shown.truths[k]),
+            shown.class_name(shown.claims[k].label),
+            shown.outcome(k),
+        ]
+        for k in places[:_MANY_ROWS]
+    ]
+    more = len(places) - len(rows)
+    rest = [element("p", f"and {more:,} more, in the run's own file", class_="aside")] if more else []
+    if not places:
+        return element("p", f"{shown.name}: every input got {'its true class' if shown.labelled else 'an answer'}.")
+    title = f"{shown.name}: {len(places):,} inputs without {'their true class' if shown.labelled else 'an answer'}"
+    drawn = table(["input", "true class", "answer", "outcome"], rows, caption=title)
+    return element("details", element("summary", title), drawn, *rest)
+
+
+# Evidence
+
+
+def repeating(shown: Shown) -> Html:
+    """How to make a run again, and how to check it."""
+    return element(
+        "section",
+        element("h3", shown.name),
+        element("p", "To make it again:"),
+        _command(repeat_command(shown)),
+        element("ul", *(element("li", line) for line in repeating_needs(shown))),
+        element("p", "To check every claim against the recorded votes:" if shown.has_votes else _no_votes()),
+        _command(verify_command(shown)) if shown.has_votes else Html(""),
+    )
+
+
+def _no_votes() -> str:
+    return "A log without votes cannot be verified: only the code and the settings that wrote it can be run again."
+
+
+def _command(text: str) -> Html:
+    return element("pre", element("code", text))
+
+
+def manifest(shown: Shown) -> Html:
+    """A run's manifest in a drawer; a long list of inputs is shortened."""
+    values = dict(shown.values)
+    indices = values["indices"]
+    if len(indices) > _MANY_INDICES:
+        values["indices"] = f"{len(indices):,} inputs, from {indices[0]} to {indices[-1]}; run.json has the list"
+    summary = element("summary", f"{shown.name}: run.json, run ", element("code", shown.run.manifest.run_id[:16]))
+    return element("details", summary, element("pre", element("code", join(_json_lines(values), "\n"))))
+
+
+def _json_lines(values: Mapping[str, Any]) -> list[str]:
+    """Pretty JSON: a line for every name, and for every name within, but none for every item of a list."""
+
+    def text(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+    lines = []
+    for name, value in values.items():
+        inner = [f"    {text(key)}: {text(one)}," for key, one in value.items()] if isinstance(value, Mapping) else []
+        lines += (
+            [f"  {text(name)}: {{", *_last_comma_off(inner), "  },"] if inner else [f"  {text(name)}: {text(value)},"]
+        )
+    return ["{", *_last_comma_off(lines), "}"]
+
+
+def _last_comma_off(lines: list[str]) -> list[str]:
+    return [*lines[:-1], lines[-1].removesuffix(",")]
+
+
+def radius_note(shown: Sequence[Shown]) -> str:
+    """How far the furthest certificate goes, in words."""
+    largest = max((float(one.radii[one.counted].max(initial=0.0)) for one in shown), default=0.0)
+    return f"The largest radius certified is {radius_text(largest)}."

@@ -1,0 +1,158 @@
+"""The sentences of the page: how claims were come to, what is guaranteed and what is not, what is amiss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from smoothcert.report.page_html import Html, element
+from smoothcert.report.page_runs import Shown, alpha_text
+
+Points = tuple[tuple[str, str], ...]
+
+
+def procedure_in_words(shown: Shown) -> str:
+    """How the claims were come to."""
+    settings = shown.values["procedure"]
+    most = f"{settings.get('n_max', settings.get('n', 0)):,}"
+    words = {
+        "FixedN": "the paper's CERTIFY, {n0} draws to choose the class and {most} fresh ones to bound its probability",
+        "Planned": "Planned, pilots that choose the class and the number of draws, and at most {most} fresh ones to "
+        "bound it",
+        "Grid": "Grid, which of {radii} given radii hold for {whom}, in at most {most} draws",
+        "Predict": "the paper's PREDICT, {most} draws and a test of the leader against the second",
+        "SequentialPredict": "SequentialPredict, the leader as soon as it is clear, in at most {most} draws",
+        "imported": "a log that other code has left" + (", said to rest on {most} draws" if "n" in settings else ""),
+    }
+    whom = "each input's true class" if shown.values.get("known_labels") else "the class that leads a pilot"
+    text = words.get(settings["name"], "").format(
+        most=most, n0=settings.get("n0"), radii=len(settings.get("radii", ())), whom=whom
+    )
+    return text or str(settings["name"])
+
+
+def noise_in_words(shown: Shown) -> str:
+    """Which noise smooths the classifier."""
+    kinds = sorted({row["noise"] for row in shown.run.rows if row.get("noise")})
+    names = {"grid": "Gaussian on the pixel grid", "gaussian": "Gaussian in floating point"}
+    return " and ".join(names.get(kind, kind) for kind in kinds) or "Gaussian"
+
+
+# Guarantees
+
+
+_CERTIFICATES: Points = (
+    (
+        "Within the radius.",
+        "A certificate of radius R says: whatever is added to the input, as long as its L2 norm (the root of the sum "
+        "of squares over all values, in units where values go from 0 to 1) is below R, the smoothed classifier "
+        "returns the same class.",
+    ),
+    ("Against everyone.", "It holds for any attack, known or not, and for any base classifier."),
+)
+_PREDICTIONS: Points = (
+    (
+        "Predictions.",
+        "A predicted class is the smoothed classifier's own; nothing is said about what is near the input.",
+    ),
+)
+_ROUNDING: Points = (("Never rounded up.", "Shares and radii are rounded down, in the tables as in the curve."),)
+_LIMITS: Points = (
+    (
+        "Not that the class is right.",
+        "A certificate says that the answer stays the same, not that it is true. Where true classes are known, the "
+        "shares here count only inputs that have both.",
+    ),
+    (
+        "Not the network by itself.",
+        "The guarantee is about the smoothed classifier: the class that most noisy copies of an input get. The base "
+        "network used without noise has no guarantee.",
+    ),
+    (
+        "Not other kinds of change.",
+        "Only perturbations that are small in L2 norm are covered: not rotations, other lighting or patches, nor "
+        "changes that are small in another sense.",
+    ),
+    ("Not other inputs.", "What is certified is certified for the inputs of these runs, one by one."),
+)
+_RESERVATIONS: tuple[tuple[Callable[[Shown], object], str, str], ...] = (
+    (
+        lambda shown: "floating" in noise_in_words(shown),
+        "Floating point.",
+        "Some noise was added in floating point, which follows the theorem only approximately: a base classifier made "
+        "to read rounding errors could make a certificate false.",
+    ),
+    (
+        lambda shown: not shown.has_votes,
+        "Imported logs.",
+        "They hold no votes. Their radii are as the log prints them, which may be rounded up, and nothing about them "
+        "was recomputed; α and σ are what the person who imported them said.",
+    ),
+    (
+        lambda shown: shown.values.get("known_labels"),
+        "Known labels.",
+        "Where only the true class was tested, an input that is not certified may have a certificate for another "
+        "class.",
+    ),
+    (
+        lambda shown: shown.values.get("allow_random"),
+        "A random model.",
+        "The base classifier answers at random; the claims rest on its drawing afresh for every noisy copy.",
+    ),
+)
+
+
+def guaranteed(runs: Sequence[Shown]) -> list[Html]:
+    """What holds, and with which probability."""
+    alphas = " or ".join(alpha_text(alpha) for alpha in sorted({shown.values["alpha"] for shown in runs}))
+    points = [
+        (
+            "With high probability.",
+            f"What is said about an input is false with probability at most {alphas}, over the random noise drawn for "
+            "it.",
+        )
+    ]
+    points += _CERTIFICATES if any(shown.certifies for shown in runs) else ()
+    points += () if all(shown.certifies for shown in runs) else _PREDICTIONS
+    return [_point(*point) for point in (*points, *(_ROUNDING if all(shown.has_votes for shown in runs) else ()))]
+
+
+def not_guaranteed(runs: Sequence[Shown]) -> list[Html]:
+    """What nobody should read out of the page."""
+    expected, rows = max((shown.values["alpha"] * len(shown.claims), len(shown.claims)) for shown in runs)
+    together = (
+        "Not all inputs at once.",
+        f"α is per input. Among {rows:,} inputs, at most about {expected:.3g} false statements are to be expected, "
+        "so a share may be too high by that many inputs.",
+    )
+    own = [(lead, text) for applies, lead, text in _RESERVATIONS if any(applies(shown) for shown in runs)]
+    return [_point(lead, text) for lead, text in (*_LIMITS, together, *own)]
+
+
+def _point(lead: str, text: str) -> Html:
+    return element("li", element("strong", lead), " ", text)
+
+
+# Notices
+
+
+def notices(runs: Sequence[Shown]) -> list[str]:
+    """What is missing or amiss, to be said before any number."""
+    return [f"{shown.name}: {line}" for shown in runs for line in _run_notices(shown)]
+
+
+def _run_notices(shown: Shown) -> list[str]:
+    lines, total, rows = [], len(shown.run.manifest.indices), len(shown.claims)
+    if rows < total:
+        lines.append(f"not complete. Shares are of the {rows:,} inputs done so far, out of {total:,}.")
+    if shown.run.errors:
+        lines.append(f"{len(shown.run.errors):,} of {rows:,} inputs failed; they count as not certified.")
+    if shown.disputed:
+        lines.append(
+            f"for {len(shown.disputed):,} of {rows:,} inputs, such as {shown.disputed[0]}, the votes do not give what "
+            "is recorded. The weaker of the two is shown. Verify the run."
+        )
+    if shown.run.notice:
+        lines.append(str(shown.run.notice))
+    if not shown.has_votes:
+        lines.append("a log by other code, without votes. Its numbers are shown as it has them.")
+    return lines
