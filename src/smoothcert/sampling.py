@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from smoothcert.errors import ModelError
+from smoothcert.errors import ConfigError, ModelError
 from smoothcert.models.contract import Model, evaluating, is_labels
 from smoothcert.noise import Noise, rows_per_block
 from smoothcert.records import Votes
@@ -62,7 +62,11 @@ class Request:
 def pick_device(model: Model, device: str | torch.device | None) -> torch.device:
     """The device asked for; else the fastest one here for a module, and the CPU for any other callable."""
     if device is not None:
-        return torch.device(device)
+        try:
+            return torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"Expected `device` to be one that is here, got {str(device)!r}: {reason}") from error
     if isinstance(model, nn.Module):
         if torch.cuda.is_available():
             return torch.device("cuda")

@@ -37,7 +37,8 @@ def deferring() -> Iterator[Pending]:
 
     try:
         for number in _ENDING:
-            old[number] = signal.signal(number, wait)
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # what is ignored stays so
+                old[number] = signal.signal(number, wait)
     except ValueError:  # not the main thread
         pass
     try:

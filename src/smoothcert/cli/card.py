@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from smoothcert.errors import ModelError
+from smoothcert.errors import ConfigError, ModelError
 from smoothcert.options import OptionalPath
+
+if TYPE_CHECKING:
+    from smoothcert.runs.directory import Run
 
 
 @dataclass(frozen=True)
@@ -39,22 +42,31 @@ examples:
         from smoothcert.models import load
         from smoothcert.runs.directory import open_run
         from smoothcert.training.card import CARD, write_card
-        from smoothcert.training.directory import LOG, RECORD
+        from smoothcert.training.directory import LOG, RECORD, read_record
 
         if not (self.model / RECORD).is_file():
             raise ModelError(f"Expected the directory of a training, there is no {RECORD} in {self.model}.")
+        record = read_record(self.model)
+        if "result" not in record:
+            raise ModelError(f"The training in {self.model} is not complete: go on with `smoothcert train --resume`.")
         weights = load(self.model).weights_hash
         runs = [open_run(path) for path in self.paths]
         for run in runs:
-            if run.manifest.values["model"].get("weights_hash") != weights:
-                raise ModelError(f"{run.path} is a run of another model than {self.model}.")
-        record = json.loads((self.model / RECORD).read_text("utf-8"))
+            _check(run, weights, self.model)
         log = [json.loads(line) for line in (self.model / LOG).read_text("utf-8").splitlines()]
         write_card(self.model / CARD, record, log, [line for run in runs for line in _table(run)])
         console.print(escape(str(self.model / CARD)), soft_wrap=True)
 
 
-def _table(run) -> list[str]:
+def _check(run: Run, weights: str | None, model: Path) -> None:
+    if run.manifest.values["model"].get("weights_hash") != weights:
+        raise ModelError(f"{run.path} is a run of another model than {model}.")
+    if run.predicts or not run.rows:
+        what = "predicts" if run.predicts else "has no rows yet"
+        raise ConfigError(f"Expected runs that certify, {run.path} {what}.")
+
+
+def _table(run: Run) -> list[str]:
     """A run's certified accuracy as Markdown."""
     from smoothcert.records import floor_decimal
     from smoothcert.runs.summary import default_radii, summarize
@@ -64,13 +76,15 @@ def _table(run) -> list[str]:
     values = run.manifest.values
     cells = [str(radius).removesuffix(".0") for radius in summary["radii"]]
     shares = [floor_percent(share) for share in summary["certified"]]
+    inputs = f"{summary['rows']:,}" if run.complete else f"{summary['rows']:,} of {summary['inputs']:,}"
+    what = "certified %" if summary["correct"] is None else "certified and correct %"
     return [
-        f"On {summary['rows']:,} inputs of {values['data']['name']}, smoothed with σ = {run.sigma:g}, by the procedure "
+        f"On {inputs} inputs of {values['data']['name']}, smoothed with σ = {run.sigma:g}, by the procedure "
         f"{values['procedure']['name']} with α = {summary['alpha']:g} per input and {summary['draws']:,} draws; "
         f"average certified radius {floor_decimal(summary['average_radius'], 3)}:",
         "",
         f"| radius | {' | '.join(cells)} |",
         f"|---|{'---|' * len(cells)}",
-        f"| certified and correct % | {' | '.join(shares)} |",
+        f"| {what} | {' | '.join(shares)} |",
         "",
     ]

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -76,6 +77,8 @@ examples:
         jobs = [
             self._job(sigma, recipe, seed) for seed in self.seeds for recipe in self.recipes for sigma in self.sigmas
         ]
+        for sigma, recipe in product(self.sigmas, self.recipes):  # says now what cannot be trained
+            replace_settings(self, sigma=sigma, recipe=recipe, seed=0).plan()
         with ending_on_signals():
             run_jobs(jobs, self.out, workers=self.jobs)
         for job in jobs:
@@ -90,15 +93,31 @@ examples:
                 raise ConfigError(f"Expected different `{name}`, at least one, got {getattr(self, name)!r}.")
         for sigma in self.sigmas:
             for recipe in self.recipes:
-                replace_settings(self, sigma=sigma, recipe=recipe, seed=self.seeds[0]).check()
-        for sigma in self.certify_sigmas or () if self.certify else ():
-            CertifySettings(sigma=sigma, n_max=self.n_max, radii=self.radii).check()
+                for seed in self.seeds:
+                    replace_settings(self, sigma=sigma, recipe=recipe, seed=seed).check()
+        if self.certify_sigmas is not None and not self.certify:
+            raise ConfigError("Noise levels to certify at were given, but not --certify.")
+        if self.certify:
+            if any(recipe.startswith("denoiser") for recipe in self.recipes):
+                raise ConfigError("A denoiser is certified together with its classifier: drop --certify.")
+            for sigma in self.certify_sigmas or self.sigmas:
+                if sigma or self.certify_sigmas:
+                    CertifySettings(sigma=sigma, n_max=self.n_max, radii=self.radii).check()
 
     def _job(self, sigma: float, recipe: str, seed: int) -> Job:
         settings = asdict(replace_settings(self, sigma=sigma, recipe=recipe, seed=seed))
         certify = []
         if self.certify:
-            common = {"every": self.every, "n_max": self.n_max, "radii": self.radii, "seed": seed, "data": self.data}
+            common = {
+                "data": self.data,
+                "data_root": self.data_root,
+                "size": self.size,
+                "device": self.device,
+                "every": self.every,
+                "n_max": self.n_max,
+                "radii": self.radii,
+                "seed": seed,
+            }
             certify = [{**common, "sigma": level} for level in self.certify_sigmas or (sigma,) if level]
         return Job(self.out / job_name(sigma, recipe, seed), settings, certify)
 
@@ -111,7 +130,12 @@ def replace_settings(sweep: Sweep, **changes: Any) -> TrainArguments:
 
 def job_name(sigma: float, recipe: str, seed: int) -> str:
     """The directory of a training."""
-    return f"{recipe.replace(':', '-').replace(',', '-')}_sigma={sigma:g}_seed={seed}"
+    return f"{recipe.replace(':', '-').replace(',', '-')}_sigma={_short(sigma)}_seed={seed}"
+
+
+def _short(number: float) -> str:
+    """A number in as few digits as tell it from all others."""
+    return repr(float(number)).removesuffix(".0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +149,7 @@ class Job:
     def commands(self) -> Iterator[list[str]]:
         """What is left to do, as command lines; settings are in files beside the results."""
         yield self._command("train", self.train, self.out, "train.json")
-        runs = [self.out / f"certified_sigma={one['sigma']:g}" for one in self.certify]
+        runs = [self.out / f"certified_sigma={_short(one['sigma'])}" for one in self.certify]
         for path, settings in zip(runs, self.certify, strict=True):
             yield self._command("certify", {**settings, "model": str(self.out)}, path, "run.json")
         if runs:
@@ -136,7 +160,8 @@ class Job:
         config.parent.mkdir(parents=True, exist_ok=True)
         given = {key: value for key, value in settings.items() if value is not None}
         positional = [str(given.pop(key)) for key in ("model", "data") if key in given]
-        config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items()), "utf-8")
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}\n" for key, value in given.items()]
+        config.write_text("".join(lines), "utf-8")
         resume = ["--resume"] if (out / begun).exists() else []
         return [name, *positional, "--config", str(config), "--out", str(out), *resume]
 
@@ -148,20 +173,25 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, workers: int) -> None:
     except OSError as error:
         raise OutputError(f"Cannot create {out}: {error.strerror}.") from error
     running: set[subprocess.Popen[bytes]] = set()
-    stopping = threading.Event()
+    stopping, starting = threading.Event(), threading.Lock()
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     environment = {**_KEEP_MEMORY, "OMP_NUM_THREADS": threads, **os.environ}
 
     def work(job: Job) -> str | None:
         log = out / f"{job.out.name}.log"
         for command in job.commands():
-            if stopping.is_set():
-                return None
             with log.open("ab") as file:
-                process = subprocess.Popen(  # noqa: S603 - our own command
-                    [sys.executable, "-m", "smoothcert", *command], stdout=file, stderr=file, env=environment
-                )
-                running.add(process)
+                with starting:
+                    if stopping.is_set():
+                        return None
+                    process = subprocess.Popen(  # noqa: S603 - our own command
+                        [sys.executable, "-m", "smoothcert", *command],
+                        stdout=file,
+                        stderr=file,
+                        env=environment,
+                        process_group=0,  # Ctrl-C reaches it through us alone: a second signal would end it unsaved
+                    )
+                    running.add(process)
                 code = process.wait()
                 running.discard(process)
             if code and not stopping.is_set():
@@ -176,9 +206,10 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, workers: int) -> None:
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         except BaseException:
-            stopping.set()
-            for process in list(running):
-                process.terminate()  # it saves its state
+            with starting:
+                stopping.set()
+                for process in list(running):
+                    process.terminate()  # it saves its state
             raise
         failures = [found for found in (future.result() for future in futures) if found]
     if failures:

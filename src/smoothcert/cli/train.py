@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from smoothcert.cli.run_command import ending_on_signals
-from smoothcert.errors import InputError
+from smoothcert.errors import ConfigError, InputError
 from smoothcert.options import OptionalInt, OptionalPath, OptionalText
 from smoothcert.progress import ProgressBar
 from smoothcert.stats.accuracy import floor_percent
@@ -51,9 +52,14 @@ class TrainArguments(TrainSettings):
     def plan(self) -> Plan:
         """Load the data and say what is to be trained."""
         self.check()
+        if not 0 <= self.save_every < float("inf"):
+            raise ConfigError(f"Expected `save_every` to be a finite number of seconds, got {self.save_every!r}.")
         from smoothcert.models import load as load_model
+        from smoothcert.sampling import pick_device
         from smoothcert.training.directory import make_plan
 
+        if self.device is not None:
+            pick_device(None, self.device)  # says now if there is none
         settings = TrainSettings(**{name: getattr(self, name) for name in TrainSettings.__dataclass_fields__})
         classifier = None if self.classifier is None else load_model(self.classifier)
         return make_plan(
@@ -71,12 +77,13 @@ class TrainArguments(TrainSettings):
 
         return load(self.data, split=split, root=self.data_root, size=self.size)
 
-    def test_data(self) -> Dataset | None:
-        """The inputs that accuracy is measured on in the end; None where the data has no such split."""
+    def test_data(self, training: Dataset) -> Dataset | None:
+        """The inputs that accuracy is measured on in the end; None where there are none but those trained on."""
         try:
-            return self.load_data("test")
+            data = self.load_data("test")
         except InputError:
             return None
+        return None if data.fingerprint() == training.fingerprint() else data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +123,7 @@ examples:
                     plan,
                     self.out,
                     resume=self.resume,
-                    test=self.test_data(),
+                    test=self.test_data(plan.data),
                     tensorboard=self.tensorboard,
                     save_every=self.save_every,
                     on_progress=watch.update,
@@ -145,15 +152,18 @@ class Watch:
         self._fresh += further if self._seen is not None else 0
         self._seen = seen
         rate = self._fresh / max(1e-9, time.monotonic() - self._began)
+        epochs = trainer.settings.epochs
         self._bar.advance(
             further,
-            f"epoch {int(trainer.epoch) + 1}/{trainer.settings.epochs} · loss {progress.loss:.3f} · "
+            f"epoch {min(int(trainer.epoch) + 1, epochs)}/{epochs} · loss {progress.loss:.3f} · "
             f"{floor_percent(progress.accuracy)} % right under noise · {rate:,.0f}/s",
         )
 
 
 def report(console: Console, trained: Trained, *, as_json: bool) -> None:
-    """Say how good the network is and what to do next."""
+    """Say how good the network is and what to do next; of several processes the first one does."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     if as_json:
         sys.stdout.write(json.dumps({"out": str(trained.path), **trained.record}, ensure_ascii=False) + "\n")
         return
@@ -163,10 +173,11 @@ def report(console: Console, trained: Trained, *, as_json: bool) -> None:
             f"{test['data']}: {floor_percent(test['accuracy'])} % right without noise, "
             f"{floor_percent(test['noisy_accuracy'])} % on one noisy copy of each of {test['inputs']:,} inputs."
         )
-    console.print(f"Network and model card: {escape(str(trained.path))}")
+    console.print(f"Network and model card: {escape(str(trained.path))}", soft_wrap=True)
     if settings["sigma"] and not trained.record["classifier"]:
         data = trained.record["data"]["name"].partition(" (")[0]
         console.print(
             f"Next: smoothcert certify {escape(str(trained.path))} {escape(data)} --sigma {settings['sigma']:g} "
-            "--every 20 --out RUN"
+            "--every 20 --out RUN",
+            soft_wrap=True,
         )

@@ -35,8 +35,8 @@ def _head(record: dict[str, Any]) -> list[str]:
         "| | |",
         "|---|---|",
         f"| architecture | {record['architecture']} |",
-        *([f"| in front of | {record['classifier']} |"] if record["classifier"] else []),
-        f"| data | {record['data']['name']}, {record['data']['inputs']:,} inputs |",
+        *([f"| in front of | {_cell(record['classifier'])} |"] if record["classifier"] else []),
+        f"| data | {_cell(record['data']['name'])}, {record['data']['inputs']:,} inputs |",
         f"| recipe | {recipe['name']} ({RECIPES[recipe['name']].paper}) |",
         *([f"| its settings | {', '.join(f'{name} = {value}' for name, value in own.items())} |"] if own else []),
         f"| epochs | {settings['epochs']}, batches of {settings['batch_size']} |",
@@ -44,6 +44,11 @@ def _head(record: dict[str, Any]) -> list[str]:
         f"| seed | {settings['seed']} |",
         "",
     ]
+
+
+def _cell(text: str) -> str:
+    """Text that does not end its cell of a table."""
+    return text.replace("|", "\\|")
 
 
 def _accuracy(record: dict[str, Any], log: Sequence[dict[str, Any]]) -> list[str]:
@@ -73,11 +78,13 @@ def _certified(tables: Sequence[str]) -> list[str]:
 
 def _how(record: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    model = "MODEL" if record["classifier"] else "FOLDER"
+    front = " --denoiser FOLDER/model.safetensors" if record["classifier"] else ""
     return [
         "## Use",
         "",
         "```",
-        f"smoothcert certify FOLDER DATA --sigma {record['settings']['sigma'] or 0.25:g} --out RUN",
+        f"smoothcert certify {model} DATA --sigma {record['settings']['sigma'] or 0.25:g}{front} --out RUN",
         "```",
         "",
         f"Trained in {record['result']['seconds']:,.0f} s with {versions}.",

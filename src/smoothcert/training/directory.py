@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,11 +25,12 @@ from torch import nn
 
 from smoothcert import __version__
 from smoothcert.data.dataset import Dataset
-from smoothcert.errors import ConfigError, InputError, ModelError, OutputError, ResumeError
+from smoothcert.errors import ConfigError, InputError, ModelError, OutputError, ResumeError, SmoothcertError
 from smoothcert.files import prepare_folder, replacing
 from smoothcert.lock import Lock
 from smoothcert.models.architectures import ALIASES, ARCHITECTURES
 from smoothcert.models.checkpoints import WEIGHTS_FILE, Blueprint, save_checkpoint
+from smoothcert.models.contract import evaluating
 from smoothcert.models.dncnn import DnCNN, save_dncnn
 from smoothcert.models.sealed import read_safetensors, write_sealed
 from smoothcert.sampling import pick_device
@@ -113,6 +115,7 @@ def make_plan(
     if wants_classifier != (classifier is not None):
         raise ConfigError("Expected a `classifier` with the recipe denoiser, and with no other.")
     if wants_classifier:
+        _check_denoiser(data, settings, architecture, classifier)
         return Plan(
             architecture=DENOISER,
             data=data,
@@ -130,6 +133,23 @@ def make_plan(
     plan = Plan(architecture=ALIASES.get(name, name), data=data, settings=settings, normalize=scaled)
     plan.blueprint().network()  # says now what does not fit
     return plan
+
+
+def _check_denoiser(data: Dataset, settings: TrainSettings, architecture: str | None, classifier: nn.Module) -> None:
+    """Raise ConfigError unless a denoiser of such images can be trained in front of the classifier."""
+    if not settings.sigma:
+        raise ConfigError("Expected `sigma` > 0 for a denoiser: without noise there is nothing to remove.")
+    if architecture is not None:
+        raise ConfigError("A denoiser has an architecture of its own: drop `arch`.")
+    try:
+        with torch.no_grad(), evaluating(classifier):
+            classifier(torch.zeros(1, *data.shape))
+    except (RuntimeError, ValueError, IndexError, SmoothcertError) as error:
+        raise ConfigError(f"The classifier cannot take inputs of shape {data.shape}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _channel_statistics(data: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -180,30 +200,45 @@ def run_training(
     if first:
         _prepare(out, resume)
     engine.wait()
+    measured_on = test if test is not None and test.labels is not None else None
     with Lock(out / LOCK) if first else nullcontext():
         plan, record = _record(plan, out, engine, resume=resume)
         if "result" in record:
+            if first:
+                (out / STATE).unlink(missing_ok=True)  # cut off just before this
             return Trained(out, record)
+        if first:
+            _remove_torn(out)
         session = _Session(plan, out, record, engine, tensorboard and first, save_every)
         try:
-            return session.run(test, on_progress)
+            return session.run(measured_on, on_progress)
         finally:
             session.close()
 
 
 def _prepare(out: Path, resume: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"Cannot write a training to {out}: it is not a folder.")
     if (out / RECORD).exists() and not resume:
         raise OutputError(f"{out} holds a training already. Add --resume to go on with it, or choose another --out.")
-    if out.exists() and not resume and any(one.name != LOCK for one in out.iterdir()):
+    # What begins with a dot is what a kill has left of a file being written.
+    if out.exists() and not resume and any(one.name != LOCK and one.name[0] != "." for one in out.iterdir()):
         raise OutputError(f"{out} is not empty. Choose another --out.")
     if resume and not (out / RECORD).exists():
         raise ResumeError(f"There is no training in {out} to resume.")
     prepare_folder(out, [RECORD, STATE])
 
 
+def _remove_torn(out: Path) -> None:
+    """Remove what a kill has left of files being written; we hold the lock, so nobody is writing them."""
+    for name in (RECORD, STATE, LOG, CARD, WEIGHTS_FILE):
+        for torn in out.glob(f".{name}.*.part"):
+            torn.unlink(missing_ok=True)
+
+
 def _record(plan: Plan, out: Path, engine: Engine, *, resume: bool) -> tuple[Plan, dict[str, Any]]:
     """The plan with its seed, and what train.json says; ResumeError if that is another training."""
-    old = json.loads((out / RECORD).read_text("utf-8")) if resume else None
+    old = read_record(out) if resume else None
     if plan.settings.seed is None:
         shared = torch.tensor(old["settings"]["seed"] if old else fresh_seed() if engine.rank == 0 else 0)
         seed = int(shared if old else engine.add_up(shared.to(engine.device)))
@@ -221,10 +256,21 @@ def _record(plan: Plan, out: Path, engine: Engine, *, resume: bool) -> tuple[Pla
     return plan, record
 
 
+def read_record(out: Path) -> dict[str, Any]:
+    """What train.json says; ResumeError if it cannot be read."""
+    try:
+        record = json.loads((out / RECORD).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ResumeError(f"{out / RECORD} cannot be read: {error}.") from error
+    if not isinstance(record, dict) or not {"settings", "data", "format"} <= set(record):
+        raise ResumeError(f"{out / RECORD} is damaged: it does not describe a training.")
+    return record
+
+
 def _difference(out: Path, name: str, old: Any, new: Any) -> str:
     if isinstance(old, dict) and isinstance(new, dict):
-        key = next(one for one in new if old.get(one) != new[one])
-        name, old, new = f"{name}.{key}", old.get(key), new[key]
+        key = next(one for one in [*new, *old] if old.get(one) != new.get(one))
+        name, old, new = f"{name}.{key}", old.get(key), new.get(key)
     return f"{out} is another training: {name} is {old!r} there and {new!r} here. Choose another --out."
 
 
@@ -256,16 +302,27 @@ class _Session:
     def run(self, test: Dataset | None, on_progress: Callable[[Progress, Trainer], None] | None) -> Trained:
         trainer = self.trainer
         with deferring() as pending:
-            while trainer.progress.step < trainer.steps and pending.number is None:
-                if trainer.advance() and on_progress is not None:
+            while trainer.progress.step < trainer.steps:
+                looked = trainer.advance()
+                if looked and on_progress is not None:
                     on_progress(trainer.progress, trainer)
                 if trainer.progress.step % trainer.batches.per_epoch == 0:
                     self._end_epoch()
-                if time.monotonic() - self._saved > self.save_every:
+                if self._agreed(pending.number is not None, looked) and trainer.progress.step < trainer.steps:
                     self._save()
-            if pending.number is not None and trainer.progress.step < trainer.steps:
-                self._save()
+                    pending.number = pending.number or signal.SIGTERM  # another process was asked to end
+                    break
+                if self._agreed(time.monotonic() - self._saved > self.save_every, looked):
+                    self._save()
+        if trainer.progress.step < trainer.steps:  # whoever asked to end did not end us
+            raise KeyboardInterrupt
         return self._finish(test)
+
+    def _agreed(self, wanted: bool, looked: bool) -> bool:
+        """Whether any process wants it; several can ask each other only when all look."""
+        if self.engine.world == 1:
+            return wanted
+        return looked and bool(self.engine.add_up(torch.tensor(int(wanted), device=self.engine.device)))
 
     def close(self) -> None:
         if self._board is not None:
@@ -307,8 +364,8 @@ class _Session:
             else:
                 training = {**record["settings"], "result": result}
                 save_checkpoint(self.out / WEIGHTS_FILE, model, self.plan.blueprint(training))
-            _write_json(self.out / RECORD, record)
             write_card(self.out / CARD, record, self.log)
+            _write_json(self.out / RECORD, record)  # last: it says that all is there
             (self.out / STATE).unlink(missing_ok=True)
         self.engine.wait()
         return Trained(self.out, record)

@@ -163,7 +163,7 @@ class Trainer:
             if buffer is not None:
                 tensors[f"momentum.{number}"] = buffer
         tensors.update({f"average.{number}": one for number, one in enumerate(self._average or ())})
-        tensors["sums"] = self._sums
+        tensors["sums"] = self.engine.add_up(self._sums.clone())
         return tensors, {name: value for name, value in vars(self.progress).items() if value == value}
 
     def restore(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
@@ -177,7 +177,8 @@ class Trainer:
                 self._optimizer.state[parameter]["momentum_buffer"] = buffer
         if self._average is not None:
             self._average = [tensors[f"average.{n}"].to(device, copy=True) for n in range(len(self._average))]
-        self._sums = tensors["sums"].to(device, copy=True)
+        # What all processes had summed goes to the first one, or it would count more than once.
+        self._sums = tensors["sums"].to(device, copy=True) * (self.engine.rank == 0)
         self.progress = Progress(**progress)
 
 
