@@ -18,8 +18,9 @@ $(STAMP): pyproject.toml setup.py src/smoothcert/_grid_kernel.c constraints.txt
 demo: $(STAMP)
 	$(BIN)/smoothcert demo
 
+# Two processes, a file of tests in one of them: half the time, and the tests of a file share what they have made.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

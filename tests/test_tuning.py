@@ -3,7 +3,7 @@ from torch import nn
 
 from smoothcert import tuning
 from smoothcert.models.architectures import small_cnn
-from smoothcert.sampling import lay_out
+from smoothcert.sampling import laid_out
 from smoothcert.tuning import tuned_plan
 
 CPU = torch.device("cpu")
@@ -84,8 +84,9 @@ def test_weights_follow_the_layout_and_can_still_be_trained():
     before = [one.detach().clone() for one in model.parameters()]
     tuned_plan(model, (3, 8, 8), CPU)
     for channels_last, layout in ((True, torch.channels_last), (False, torch.contiguous_format)):
-        lay_out(model, channels_last=channels_last)
-        assert all(one.is_contiguous(memory_format=layout) for one in model.parameters() if one.ndim == 4)
-        assert all(torch.equal(one, old) for one, old in zip(model.parameters(), before, strict=True))
+        with laid_out(model, channels_last=channels_last):
+            assert all(one.is_contiguous(memory_format=layout) for one in model.parameters() if one.ndim == 4)
+            assert all(torch.equal(one, old) for one, old in zip(model.parameters(), before, strict=True))
+        assert all(one.is_contiguous() for one in model.parameters())
     model(torch.rand(2, 3, 8, 8)).sum().backward()
     assert all(one.grad is not None for one in model.parameters())

@@ -83,16 +83,28 @@ def worker_count(model: Model, device: torch.device) -> int:
     return 1
 
 
-def lay_out(model: Model, *, channels_last: bool) -> None:
-    """Keep the weights of convolutions in the layout of the inputs, or their outputs may not follow it.
+@contextmanager
+def laid_out(model: Model, *, channels_last: bool) -> Iterator[None]:
+    """Have the weights of convolutions in the layout of the inputs, or their outputs may not follow it.
 
-    Only their order in memory changes, never a value.
+    Only their order in memory changes, never a value, and it is put back in the end: others save and export the model.
     """
-    wanted = torch.channels_last if channels_last else torch.contiguous_format
+    wanted, other = torch.channels_last, torch.contiguous_format
+    if not channels_last:
+        wanted, other = other, wanted
     weights = [one for one in model.parameters() if one.ndim == 4] if isinstance(model, nn.Module) else []
-    if not all(one.is_contiguous(memory_format=wanted) for one in weights):
-        with torch.inference_mode(False):  # else these weights could never be trained again
-            model.to(memory_format=wanted)
+    changed = [one for one in weights if not one.is_contiguous(memory_format=wanted)]
+
+    def lay(layout: torch.memory_format) -> None:
+        with torch.inference_mode(False), torch.no_grad():  # else these weights could never be trained again
+            for one in changed:
+                one.data = one.data.contiguous(memory_format=layout)
+
+    lay(wanted)
+    try:
+        yield
+    finally:
+        lay(other)
 
 
 @cache
@@ -347,8 +359,7 @@ def count_votes_together(
         return []
     job = _Job(model, requests, num_classes=num_classes, plan=plan, device=device, on_draws=on_draws)
     workers = min(plan.workers, job.task_count)
-    lay_out(model, channels_last=job.channels_last)
-    with evaluating(model):
+    with evaluating(model), laid_out(model, channels_last=job.channels_last):
         if workers <= 1 and plan.threads is None:
             return _Worker(job).run().votes()
         futures = [worker_pool(plan.workers, plan.threads).submit(_Worker(job).run) for _ in range(workers)]

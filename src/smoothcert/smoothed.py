@@ -25,6 +25,7 @@ from smoothcert.sampling import (
     Plan,
     Request,
     count_votes_together,
+    laid_out,
     pick_device,
     preserved_random_state,
     worker_count,
@@ -327,7 +328,11 @@ class Smoothed:
         pending = deque(case for case in cases if not case.running.finished)
         # The one input's draws are worth watching, and of several how many are done.
         shows_draws, shows_inputs = (self._progress, False) if len(cases) == 1 else (False, self._progress)
-        with ProgressBar("inputs", len(cases), enabled=shows_inputs) as inputs:
+        channels_last = plan.channels_last and cases[0].x.ndim == 3
+        with (
+            laid_out(self.model, channels_last=channels_last),  # once for all rounds
+            ProgressBar("inputs", len(cases), enabled=shows_inputs) as inputs,
+        ):
             while pending:
                 chosen = _next_round(pending, plan)
                 requests = [case.request(self._key) for case in chosen]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from smoothcert.models.contract import Model, evaluating, is_labels
-from smoothcert.sampling import Plan, Tally, lay_out, worker_count, worker_pool
+from smoothcert.sampling import Plan, Tally, laid_out, worker_count, worker_pool
 
 _SECONDS = 1.0  # after this, no further candidate is tried
 _LARGEST = 1024
@@ -49,12 +49,12 @@ def _measure(model: Model, shape: tuple[int, ...], device: torch.device, workers
         while size <= _LARGEST:
             times = {}
             for channels_last in layouts:
-                lay_out(model, channels_last=channels_last)
                 batch = torch.rand(size, *shape, generator=torch.Generator().manual_seed(0)).to(device)
                 if channels_last:
                     batch = batch.contiguous(memory_format=torch.channels_last)
                 try:
-                    times[channels_last] = _seconds_per_row(model, batch, tally)
+                    with laid_out(model, channels_last=channels_last):
+                        times[channels_last] = _seconds_per_row(model, batch, tally)
                 except (MemoryError, torch.OutOfMemoryError):
                     return found
             layout = min(times, key=times.__getitem__)

@@ -153,7 +153,7 @@ class Trainer:
                 for own, average in zip(self._averaged(), self._average, strict=True):
                     own.copy_(average)
         self._optimizer.zero_grad()  # leaves no gradients behind
-        return self.model.eval()
+        return self.model.to(memory_format=torch.contiguous_format).eval()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that going on from here depends on; the tensors are the live ones, to be written at once."""
