@@ -80,13 +80,15 @@ def test_models_that_return_labels_are_not_called_just_to_measure_them():
 
 
 def test_weights_follow_the_layout_and_can_still_be_trained():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 2))
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 2))
     before = [one.detach().clone() for one in model.parameters()]
-    tuned_plan(model, (3, 8, 8), CPU)
+    tuned_plan(model, (1, 8, 8), CPU)
     for channels_last, layout in ((True, torch.channels_last), (False, torch.contiguous_format)):
         with laid_out(model, channels_last=channels_last):
             assert all(one.is_contiguous(memory_format=layout) for one in model.parameters() if one.ndim == 4)
             assert all(torch.equal(one, old) for one, old in zip(model.parameters(), before, strict=True))
+            # With one channel the input alone would not say which layout it has.
+            assert model[0](torch.rand(2, 1, 8, 8)).is_contiguous(memory_format=layout)
         assert all(one.is_contiguous() for one in model.parameters())
-    model(torch.rand(2, 3, 8, 8)).sum().backward()
+    model(torch.rand(2, 1, 8, 8)).sum().backward()
     assert all(one.grad is not None for one in model.parameters())

@@ -93,12 +93,13 @@ def laid_out(model: Model, *, channels_last: bool) -> Iterator[None]:
     if not channels_last:
         wanted, other = other, wanted
     weights = [one for one in model.parameters() if one.ndim == 4] if isinstance(model, nn.Module) else []
-    changed = [one for one in weights if not one.is_contiguous(memory_format=wanted)]
+    # By strides: weights with one channel pass for either layout, yet theirs decides that of the outputs.
+    changed = [one for one in weights if one.stride() != torch.empty_like(one, memory_format=wanted).stride()]
 
     def lay(layout: torch.memory_format) -> None:
         with torch.inference_mode(False), torch.no_grad():  # else these weights could never be trained again
             for one in changed:
-                one.data = one.data.contiguous(memory_format=layout)
+                one.data = torch.empty_like(one, memory_format=layout).copy_(one)
 
     lay(wanted)
     try:
