@@ -20,6 +20,7 @@ from smoothcert.cli.sweep import Job, job_name, run_jobs
 from smoothcert.cli.train import TrainArguments
 from smoothcert.records import floor_decimal
 from smoothcert.runs.directory import open_run
+from smoothcert.runs.manifest import Manifest, read_manifest
 from smoothcert.runs.summary import summarize
 from smoothcert.stats.accuracy import floor_percent
 
@@ -28,7 +29,7 @@ RESULTS = ROOT / "docs" / "results"
 SIGMAS = (0.25, 0.5, 1.0)
 RADII = {0.25: (0, 0.25, 0.5, 0.75), 0.5: (0, 0.5, 1.0, 1.5, 1.75), 1.0: (0, 0.5, 1.0, 1.5, 2.0, 2.5)}
 EFFORT = "balanced"
-RUN_FILES = ("run.json", "certificates.jsonl", "times.jsonl")
+RUN_FILES = ("certificates.jsonl", "times.jsonl")
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def job_for(name: str, sigma: float, out: Path, *, certify: bool) -> Job:
 
 
 def keep_run(name: str, sigma: float, out: Path) -> None:
-    """Copy a finished run into docs/results, where the table is made from."""
+    """Copy a finished run into docs/results, where the table is made from, without this machine's names."""
     source = out / job_name(sigma, name, 0) / f"certified_sigma={sigma:g}"
     if not (source / "run.json").exists() or not open_run(source).complete:
         return
@@ -151,6 +152,9 @@ def keep_run(name: str, sigma: float, out: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for file in RUN_FILES:
         shutil.copyfile(source / file, target / file)
+    values = read_manifest(source).values
+    model = {**values["model"], "source": f"{source.parent.name}/model.safetensors"}
+    Manifest({**values, "model": model, "host": ""}).write(target)
 
 
 def table(sigma: float) -> list[str]:
