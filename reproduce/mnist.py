@@ -68,7 +68,8 @@ ENTRIES = {
     ),
     "smoothadv": _entry("smoothadv:copies=2,steps=2", 10, ".932 96.8 | 1.687 99.0 92.9 67.5 | 1.779 95.8 80.8 43.2"),
     "smoothmix": _entry(
-        "smoothmix:copies=2,steps=2 | smoothmix:copies=2,steps=2,step_size=2 | smoothmix:copies=2,steps=3,step_size=2.5",
+        "smoothmix:copies=2,steps=2 | smoothmix:copies=2,steps=2,step_size=2 | "
+        "smoothmix:copies=2,steps=3,step_size=2.5",
         8,
         ".933 97.0 | 1.694 98.7 92.7 69.5 | 1.821 93.1 77.3 44.9",
     ),
