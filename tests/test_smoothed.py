@@ -75,7 +75,9 @@ def test_asking_again_gives_the_same_answer_and_another_key_another():
     g, other = smoothed(seed=None), smoothed(seed=None)
     answers = {json.dumps(g.certify(PIXELS, QUICK).to_dict()) for _ in range(20)}
     assert len(answers) == 1
-    assert other.certify(PIXELS, QUICK).stages != g.certify(PIXELS, QUICK).stages
+    # Of one input the votes may fall alike by chance; of six they do not.
+    first, second = ([one.certify(PIXELS, QUICK, index=i).stages for i in range(6)] for one in (g, other))
+    assert first != second
     assert len(bytes.fromhex(g.key)) == 32
 
 
