@@ -154,6 +154,7 @@ def write_table() -> Path:
         "",
         *(line for sigma in SIGMAS for line in table(sigma)),
     ]
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / "mnist.md"
     path.write_text("\n".join(text), "utf-8")
     return path
