@@ -74,9 +74,9 @@ def page(published: Published, labels: Path) -> Iterator[str]:
     yield from [
         "# The paper's tables from its published logs and votes",
         "",
-        "Shares in %, of Cohen et al. 2019, appendix; printed ones are rounded, ours are rounded down. The ImageNet log",
-        "at σ = 0.25 stops at 427 inputs of 500, and all logs here but CIFAR-10's at σ = 0.12 were made with α = 0.01,",
-        "as the radii in them show; the text says 0.001. From votes everything is computed anew with α = 0.001.",
+        "Shares in %, of Cohen et al. 2019, appendix; printed ones are rounded, ours are rounded down. The ImageNet",
+        "log at σ = 0.25 stops at 427 inputs of 500, and all logs here but CIFAR-10's at σ = 0.12 were made with α =",
+        "0.01, as the radii in them show; the text says 0.001. From votes everything is computed anew with α = 0.001.",
         "`reproduce/tables.py` makes this page.",
         "",
     ]
@@ -91,8 +91,8 @@ def page(published: Published, labels: Path) -> Iterator[str]:
     yield from predictions(published)
     yield from [
         "The PREDICT logs abstain less often than the printed table: as they would with α = 0.01. One cell of the",
-        "CIFAR-10 table differs by more than rounding from the votes of all images, σ = 1 at 1.5, where the log has the",
-        "printed 14.",
+        "CIFAR-10 table differs by more than rounding from the votes of all images, σ = 1 at 1.5, where the log has",
+        "the printed 14.",
     ]
 
 
