@@ -11,7 +11,7 @@ from smoothcert.data import load
 from smoothcert.models.architectures import small_cnn
 from smoothcert.models.checkpoints import Blueprint, save_checkpoint
 from smoothcert.report.page import write_report
-from smoothcert.report.page_runs import shown_runs
+from smoothcert.report.page.runs import shown_runs
 from smoothcert.stats.accuracy import certified_accuracy, floor_percent
 from smoothcert.training.loop import seeded, train
 from smoothcert.training.settings import TrainSettings

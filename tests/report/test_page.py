@@ -16,9 +16,9 @@ from smoothcert.cli import COMMANDS, _parse, main
 from smoothcert.cli.report import Report
 from smoothcert.errors import ConfigError, InputError, OutputError, ResumeError
 from smoothcert.report.page import check_report_path, write_report
-from smoothcert.report.page_commands import repeat_command
-from smoothcert.report.page_html import embedded_json
-from smoothcert.report.page_runs import shown_runs
+from smoothcert.report.page.commands import repeat_command
+from smoothcert.report.page.html import embedded_json
+from smoothcert.report.page.runs import shown_runs
 from smoothcert.runs.directory import Run
 from smoothcert.runs.manifest import Manifest
 from smoothcert.stats.accuracy import certified_accuracy, floor_percent

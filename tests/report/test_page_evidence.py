@@ -11,11 +11,11 @@ from page_fixtures import PROCEDURES, SIGMA, Reader, made_run, manifest, saved, 
 from smoothcert import runs
 from smoothcert.data import ArrayData, load
 from smoothcert.report.page import write_report
-from smoothcert.report.page_curve import curve, curve_data
-from smoothcert.report.page_gallery import chosen
-from smoothcert.report.page_pictures import png
-from smoothcert.report.page_runs import percent, radius_text, shown_runs
-from smoothcert.report.page_scale import axis, headline_radius, slider_step, table_radii
+from smoothcert.report.page.curve import curve, curve_data
+from smoothcert.report.page.gallery import chosen
+from smoothcert.report.page.pictures import png
+from smoothcert.report.page.runs import percent, radius_text, shown_runs
+from smoothcert.report.page.scale import axis, headline_radius, slider_step, table_radii
 from smoothcert.runs.directory import Run
 from smoothcert.runs.manifest import Manifest
 

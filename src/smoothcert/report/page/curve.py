@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from smoothcert.data.names import printable
-from smoothcert.report.page_html import Html, element, join
-from smoothcert.report.page_runs import Shown, exact
-from smoothcert.report.page_scale import axis, slider_step
+from smoothcert.report.page.html import Html, element, join
+from smoothcert.report.page.runs import Shown, exact
+from smoothcert.report.page.scale import axis, slider_step
 from smoothcert.stats.accuracy import accuracy_curve
 
 _WIDTH, _HEIGHT = 2000, 1000  # units of the drawing; finer than any screen shows

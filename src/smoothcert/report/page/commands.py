@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from smoothcert.report.page_html import Html, element, join, safe
-from smoothcert.report.page_runs import Shown, exact
+from smoothcert.report.page.html import Html, element, join, safe
+from smoothcert.report.page.runs import Shown, exact
 
 _MOST_INDICES, _MORE = 40, "…"
 _NAMED_SPLIT = re.compile(r"(.+) \(([^()]+)\)")

@@ -13,14 +13,14 @@ from smoothcert.checks import check_count
 from smoothcert.data.dataset import Dataset
 from smoothcert.errors import ConfigError, OutputError
 from smoothcert.files import check_writable, replacing
-from smoothcert.report import page_sections as sections
-from smoothcert.report.page_curve import curve, curve_data
-from smoothcert.report.page_gallery import gallery as draw_gallery
-from smoothcert.report.page_html import Html, element, embedded_json, join, safe
-from smoothcert.report.page_pictures import Inputs, find_inputs
-from smoothcert.report.page_runs import Shown, shown_runs
-from smoothcert.report.page_scale import headline_radius, table_radii
-from smoothcert.report.page_words import guaranteed, not_guaranteed, notices
+from smoothcert.report.page import sections
+from smoothcert.report.page.curve import curve, curve_data
+from smoothcert.report.page.gallery import gallery as draw_gallery
+from smoothcert.report.page.html import Html, element, embedded_json, join, safe
+from smoothcert.report.page.pictures import Inputs, find_inputs
+from smoothcert.report.page.runs import Shown, shown_runs
+from smoothcert.report.page.scale import headline_radius, table_radii
+from smoothcert.report.page.words import guaranteed, not_guaranteed, notices
 from smoothcert.runs.directory import Run
 
 GALLERY = 24
@@ -81,7 +81,7 @@ def _is_report(path: Path) -> bool:
 
 
 def _asset(name: str) -> str:
-    return files("smoothcert.report").joinpath("assets", name).read_text("utf-8")
+    return files("smoothcert.report.page").joinpath("assets", name).read_text("utf-8")
 
 
 def _page(runs: Sequence[Shown], inputs: Sequence[Inputs], gallery: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from smoothcert.report.page_runs import Shown
+from smoothcert.report.page.runs import Shown
 from smoothcert.runs.summary import default_radii
 
 _STEPS = (1, 2, 2.5, 5, 10)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from smoothcert.progress import ProgressBar
 from smoothcert.records import Votes, floor_decimal
 from smoothcert.report.naming import run_names
-from smoothcert.report.page_evidence import Claim, claims
+from smoothcert.report.page.evidence import Claim, claims
 from smoothcert.runs.directory import Run
 from smoothcert.stats.accuracy import average_certified_radius, certified_accuracy, floor_percent
 

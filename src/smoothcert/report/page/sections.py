@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from smoothcert.records import floor_decimal
-from smoothcert.report.page_commands import repeat_command, repeating_needs, verify_command
-from smoothcert.report.page_curve import STYLES
-from smoothcert.report.page_html import Html, element, join, safe, table
-from smoothcert.report.page_runs import Shown, alpha_text, exact, percent, radius_text
-from smoothcert.report.page_words import noise_in_words, procedure_in_words
+from smoothcert.report.page.commands import repeat_command, repeating_needs, verify_command
+from smoothcert.report.page.curve import STYLES
+from smoothcert.report.page.html import Html, element, join, safe, table
+from smoothcert.report.page.runs import Shown, alpha_text, exact, percent, radius_text
+from smoothcert.report.page.words import noise_in_words, procedure_in_words
 
 _MANY_CLASSES = 20
 _MANY_INDICES = 24

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from smoothcert.report.page_html import Html, element
-from smoothcert.report.page_runs import Shown, alpha_text
+from smoothcert.report.page.html import Html, element
+from smoothcert.report.page.runs import Shown, alpha_text
 
 Points = tuple[tuple[str, str], ...]
 

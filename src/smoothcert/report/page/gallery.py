@@ -8,9 +8,9 @@ import numpy as np
 
 from smoothcert.errors import SmoothcertError
 from smoothcert.records import Votes
-from smoothcert.report.page_html import Html, element, join
-from smoothcert.report.page_pictures import COPIES, Inputs, as_image, largest_side, pictures
-from smoothcert.report.page_runs import Shown, radius_text
+from smoothcert.report.page.html import Html, element, join
+from smoothcert.report.page.pictures import COPIES, Inputs, as_image, largest_side, pictures
+from smoothcert.report.page.runs import Shown, radius_text
 
 _LEAST = 3  # of every run, however many runs there are
 _TOP_CLASSES = 4
