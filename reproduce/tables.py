@@ -18,6 +18,7 @@ import numpy as np
 from figures import CIFAR, IMAGENET, Published
 
 from smoothcert.data import load
+from smoothcert.report.figures.predictions import CATEGORIES, category_shares
 from smoothcert.report.run_tables import run_table
 from smoothcert.runs import Run
 
@@ -55,17 +56,15 @@ def side_by_side(title: str, runs: Sequence[Run], radii: Sequence[float], printe
 
 def predictions(published: Published) -> Iterator[str]:
     """PREDICT's five categories by n; the class over 100,000 draws stands for g's own, as in the paper."""
-    truth = [row["label"] for row in published.predicted(100_000).rows]
-    names = ("correct, accurate", "correct, inaccurate", "incorrect, accurate", "incorrect, inaccurate", "abstained")
-    yield from ["## PREDICT on ImageNet, σ = 0.25", "", f"| n | | {' | '.join(names)} |", f"|---:|---|{'---:|' * 5}"]
+    reference = published.predicted(100_000).rows
+    truths = {row["index"]: row["true"] for row in reference}
+    own = {row["index"]: row["label"] for row in reference}
+    yield from ["## PREDICT on ImageNet, σ = 0.25", ""]
+    yield from [f"| n | | {' | '.join(CATEGORIES)} |", f"|---:|---|{'---:|' * len(CATEGORIES)}"]
     for draws, figures in PREDICT.items():
-        counts = np.zeros(5, int)
-        rows = published.predicted(draws).rows
-        for row, own in zip(rows, truth, strict=True):
-            answered = row["label"] is not None
-            counts[2 * (row["label"] != row["true"]) + (row["label"] != own) if answered else 4] += 1
+        shares = category_shares(published.predicted(draws), truths, own)
         yield f"| {draws:,} | printed | {' | '.join(figures.split())} |"
-        yield f"| | {len(rows):,} inputs | {' | '.join(f'{100 * count / len(rows):.1f}' for count in counts)} |"
+        yield f"| | {len(truths):,} inputs | {' | '.join(f'{100 * share:.1f}' for share in shares.values())} |"
     yield ""
 
 

@@ -45,6 +45,11 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done, description=self._description)
 
+    def set_progress(self, done: int, total: int) -> None:
+        """Show that `done` of `total` are done."""
+        self._total = total
+        self.advance(done - self._done)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -133,6 +133,11 @@ class _Result:
         return sum(stage.n for stage in self.stages)
 
     @property
+    def votes(self) -> Votes | None:
+        """The votes of all stages together; None where nothing was drawn."""
+        return sum(self.stages[1:], start=self.stages[0]) if self.stages else None
+
+    @property
     def invalid(self) -> int:
         """Draws without a usable answer, over all stages."""
         return sum(stage.invalid for stage in self.stages)

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from page_fixtures import made_run
 from smoothcert.cli import main
 from smoothcert.errors import ConfigError
 from smoothcert.report.naming import run_names
@@ -80,6 +81,23 @@ def test_groups_show_the_mean_of_runs_that_differ_in_inputs_only(make_run):
     assert len(table.names) == 2
     assert "mean of 2" in table.names[0]
     assert cells(table)["0"] == "83.3"  # of 2/3 and 1, rounded down
+
+
+def test_a_mean_of_lower_bounds_shares_its_error_among_the_runs(make_run):
+    rows = [(0, 0, 0.5)] * 400 + [(0, 1, 0.5)] * 100
+    runs = [make_run("a", rows), make_run("b", rows)]
+    table = run_table(runs, [0.25], group=True, lower_bound=0.001, bound="exact")
+    assert table.columns[0].values[0] == float(exact_lower_bound(400, 500, alpha=0.001, rho=0.0005))
+
+
+def test_rows_whose_votes_give_less_than_is_recorded_count_by_their_votes():
+    run = made_run("paper", 12)
+    better = [{**row, "radius": 9.0} for row in run.rows]
+    table = run_table([Run(run.path, run.manifest, better)], [0, 5])
+    honest = run_table([run], [0, 5])
+    assert [c.cells for c in table.columns] == [c.cells for c in honest.columns]
+    assert "do not give what is recorded" in table.notes[-1]
+    assert "do not give what is recorded" not in " ".join(honest.notes)
 
 
 def test_all_forms_show_the_same_cells(make_run):

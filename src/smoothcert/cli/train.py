@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from smoothcert.cli.run_command import ending_on_signals
+from smoothcert.data.names import source_and_split
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.options import OptionalInt, OptionalPath, OptionalText
 from smoothcert.progress import ProgressBar
@@ -175,7 +176,7 @@ def report(console: Console, trained: Trained, *, as_json: bool) -> None:
         )
     console.print(f"Network and model card: {escape(str(trained.path))}", soft_wrap=True)
     if settings["sigma"] and not trained.record["classifier"]:
-        data = trained.record["data"]["name"].partition(" (")[0]
+        data, _ = source_and_split(trained.record["data"]["name"])
         console.print(
             f"Next: smoothcert certify {escape(str(trained.path))} {escape(data)} --sigma {settings['sigma']:g} "
             "--every 20 --out RUN",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -16,6 +16,7 @@ from smoothcert.checks import check_count
 from smoothcert.cli.arguments import DataArguments, ModelArguments
 from smoothcert.errors import VerificationError
 from smoothcert.options import OptionalInt, OptionalPath, OptionalText
+from smoothcert.progress import ProgressBar
 
 if TYPE_CHECKING:
     from smoothcert.runs.directory import Run
@@ -42,6 +43,8 @@ class Verify(ModelArguments, DataArguments):
     """The model, for --again; by default where the run had it from."""
     data: OptionalText = None
     """The data, for --again; by default by the name that the run gives."""
+    split: OptionalText = None  # type: ignore[assignment]  # as in the run, unless given
+    """Which part of the data set, for --again; by default the run's."""
     every: tyro.conf.Suppress[int] = 1
     first: tyro.conf.Suppress[int | None] = None
     indices: tyro.conf.Suppress[tuple[int, ...] | None] = None
@@ -66,7 +69,8 @@ examples:
             check_count("again", self.again)
         found = []
         for path in self.paths:
-            result = verify_run(path)
+            with ProgressBar(f"checking {path}", 1) as bar:
+                result = verify_run(path, bar.set_progress)
             if self.again is not None and result.passed:
                 self._draw_again(result)
             self._print(console, result)
@@ -78,15 +82,18 @@ examples:
             )
 
     def _draw_again(self, result: Verification) -> None:
+        from smoothcert.data.names import source_and_split
         from smoothcert.runs.directory import open_run
         from smoothcert.runs.redrawing import draw_again
 
         run = open_run(result.path)
         if run.manifest.kind == "import":
             return
+        source, split = source_and_split(run.manifest.values["data"]["name"])
         spec = self._with_source(run).model_spec(run.sigma)
-        data = self.load_data(self.data or run.manifest.values["data"]["name"].partition(" (")[0], spec.load())
-        result.drawn_again, problems = draw_again(run, spec, data, self.again or 1)
+        data = replace(self, split=self.split or split).load_data(self.data or source, spec.load())
+        with ProgressBar("drawing again", min(self.again or 1, result.rows)) as bar:
+            result.drawn_again, problems = draw_again(run, spec, data, self.again or 1, bar.advance)
         result.problems += problems
         result.unchecked = [one for one in result.unchecked if "--again" not in one]
         if result.drawn_again < result.rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,19 @@ from rich.text import Text
 
 from smoothcert.errors import ConfigError
 from smoothcert.records import floor_decimal
+from smoothcert.report.claims import Claim, claims
 from smoothcert.report.naming import run_names
 from smoothcert.report.tables import best_per_column
 from smoothcert.runs.directory import Run
+from smoothcert.runs.journal import Row
 from smoothcert.runs.summary import default_radii
-from smoothcert.stats.accuracy import average_certified_radius, ceil_percent, certified_accuracy, floor_percent
+from smoothcert.stats.accuracy import (
+    are_correct,
+    average_certified_radius,
+    ceil_percent,
+    certified_accuracy,
+    floor_percent,
+)
 from smoothcert.stats.test_set import bernstein_lower_bound, exact_lower_bound, simultaneous_lower_bound
 
 LOWER_BOUNDS: dict[str, Callable[..., Any]] = {
@@ -80,15 +88,20 @@ def run_table(
 
     With `group`, runs that differ in nothing but their seed or inputs share a row: the mean of theirs. With
     `lower_bound`, a number ρ between 0 and 1, accuracies are lower bounds on the certified accuracy of the whole test
-    set, each true with probability 1 − ρ over the noise; all at once where `bound` is "simultaneous".
+    set, each true with probability 1 − ρ over the noise; all of a row at once where `bound` is "simultaneous".
     """
     _check(runs, lower_bound)
     at = tuple(radii) or table_radii(runs)
-    rows = [_measure(run, at, lower_bound, LOWER_BOUNDS[bound]) for run in runs]
-    names = run_names(runs)
-    if group:
-        names, rows = _grouped(runs, rows)
-    return RunTable(tuple(names), tuple(_columns(at, np.array(rows))), _notes(runs, lower_bound, bound))
+    groups = _groups(runs) if group else [[place] for place in range(len(runs))]
+    found = [claims(run) for run in runs]
+    rows = []
+    for places in groups:
+        # A mean of bounds is one when all of them hold: each gets its part of ρ.
+        rho = None if lower_bound is None else lower_bound / len(places)
+        each = [_measure(runs[place], found[place], at, rho, LOWER_BOUNDS[bound]) for place in places]
+        rows.append(np.mean(each, axis=0))
+    notes = [*_notes(runs, lower_bound, bound), *_disputed(runs, found)]
+    return RunTable(tuple(_names(runs, groups)), tuple(_columns(at, np.array(rows))), tuple(notes))
 
 
 def _check(runs: Sequence[Run], lower_bound: float | None) -> None:
@@ -96,7 +109,7 @@ def _check(runs: Sequence[Run], lower_bound: float | None) -> None:
         raise ConfigError("Expected at least one run, got none.")
     for run in runs:
         if run.predicts:
-            raise ConfigError(f"Expected runs that certify, {run.path} predicts: see `smoothcert plot predict`.")
+            raise ConfigError(f"Expected runs that certify, {run.path} predicts: see `smoothcert plot predictions`.")
         if not run.rows:
             raise ConfigError(f"There are no rows in {run.path} yet.")
         if all(row["true"] is None for row in run.rows):
@@ -105,43 +118,47 @@ def _check(runs: Sequence[Run], lower_bound: float | None) -> None:
         raise ConfigError(f"Expected the lower bounds' failure probability to be between 0 and 1, got {lower_bound!r}.")
 
 
-def _measure(run: Run, at: Sequence[float], rho: float | None, bound: Callable[..., float]) -> tuple[float, ...]:
+def _measure(
+    run: Run, found: Sequence[Claim], at: Sequence[float], rho: float | None, bound: Callable[..., Any]
+) -> tuple[float, ...]:
     """The numbers of a row: accuracies, average radius, abstentions, standard accuracy."""
-    table = run.table()
-    correct = np.array(table["correct"])
-    count = len(correct)
-    accuracies = np.atleast_1d(certified_accuracy(table["radius"], correct, at)).tolist()
+    correct = are_correct([claim.label for claim in found], [_truth(row) for row in run.rows])
+    radius, count = [claim.radius for claim in found], len(found)
+    accuracies = np.atleast_1d(certified_accuracy(radius, correct, at)).tolist()
     if rho is not None:
         certified = [round(share * count) for share in accuracies]
         accuracies = bound(certified, count, alpha=float(run.manifest.values["alpha"]), rho=rho).tolist()
-    abstained = sum(label is None for label in table["label"]) / count
-    return (*accuracies, average_certified_radius(table["radius"], correct), abstained, _standard(run))
+    abstained = sum(claim.label is None for claim in found) / count
+    return (*accuracies, average_certified_radius(radius, correct), abstained, _standard(run))
+
+
+def _truth(row: Row) -> int:
+    """The true class; one that no claim has, where it is not known."""
+    return -1 if row["true"] is None else int(row["true"])
 
 
 def _standard(run: Run) -> float:
     """The share of inputs whose most frequent answer is the true class: an estimate of g's accuracy, not certified."""
     right = []
     for row, result in zip(run.rows, run.certificates, strict=True):
-        if result is None:
-            right.append(row.get("label") is not None and row["label"] == row["true"])
-            continue
-        votes = result.stages[0]
-        for stage in result.stages[1:]:
-            votes = votes + stage
-        right.append(votes.leader == row["true"])
+        votes = None if result is None else result.votes
+        answer = row.get("label") if votes is None else votes.leader
+        right.append(answer is not None and answer == row["true"])
     return sum(right) / len(right)
 
 
-def _grouped(runs: Sequence[Run], rows: list[tuple[float, ...]]) -> tuple[list[str], list[tuple[float, ...]]]:
-    """One row for all runs of one noise level, recipe and procedure: their means."""
+def _groups(runs: Sequence[Run]) -> list[list[int]]:
+    """The places of runs that share a row: of one noise level, recipe and procedure."""
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         groups.setdefault(_group(run), []).append(place)
-    names = run_names([runs[places[0]] for places in groups.values()])
-    counted = [
-        f"{name} (mean of {len(p)})" if len(p) > 1 else name for name, p in zip(names, groups.values(), strict=True)
-    ]
-    return counted, [tuple(np.mean([rows[place] for place in places], axis=0)) for places in groups.values()]
+    return list(groups.values())
+
+
+def _names(runs: Sequence[Run], groups: Sequence[Sequence[int]]) -> list[str]:
+    names = run_names([runs[places[0]] for places in groups])
+    counts = [len(places) for places in groups]
+    return [f"{name} (mean of {n})" if n > 1 else name for name, n in zip(names, counts, strict=True)]
 
 
 def _group(run: Run) -> str:
@@ -178,15 +195,24 @@ def _notes(runs: Sequence[Run], rho: float | None, bound: str) -> tuple[str, ...
     ]
     if rho is not None:
         notes.append(
-            f"Accuracies are lower bounds ({bound}) on the share that is certified in truth, each with probability "
-            f"{1 - rho:g} over the noise."
+            f"Accuracies are lower bounds ({bound}) on the share that is certified in truth, with probability "
+            f"{1 - rho:g} over the noise for {'all of a row at once' if bound == 'simultaneous' else 'each'}."
         )
+    if any(run.manifest.kind == "import" for run in runs):
+        notes.append("Logs have no votes: their radii are as printed there, which may be rounded up.")
     for run in runs:
         if not run.complete:
             notes.append(f"{run.path} is not complete: {len(run.rows):,} of {len(run.manifest.indices):,} inputs.")
         if run.errors:
             notes.append(f"{len(run.errors):,} inputs of {run.path} failed; they count as not certified.")
     return tuple(notes)
+
+
+def _disputed(runs: Sequence[Run], found: Sequence[Sequence[Claim]]) -> Iterator[str]:
+    for run, claims_ in zip(runs, found, strict=True):
+        count = sum(claim.disputed for claim in claims_)
+        if count:
+            yield f"The votes of {count:,} rows of {run.path} do not give what is recorded: the weaker counts."
 
 
 def as_rich(table: RunTable) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from smoothcert.data.dataset import Dataset
@@ -16,8 +16,12 @@ from smoothcert.runs.work import Task, Worker
 from smoothcert.sampling import Plan
 
 
-def draw_again(run: Run, spec: ModelSpec, data: Dataset, count: int) -> tuple[int, list[Problem]]:
+def draw_again(
+    run: Run, spec: ModelSpec, data: Dataset, count: int, on_rows: Callable[[int], None] = lambda _: None
+) -> tuple[int, list[Problem]]:
     """Make at least `count` rows again, of chunks chosen at random; how many were made, and what differs.
+
+    `on_rows` is told of the rows done.
 
     InputError or ModelError if data or model are not the run's. On another kind of processor a vote may fall otherwise
     where two scores differ by rounding alone.
@@ -36,6 +40,7 @@ def draw_again(run: Run, spec: ModelSpec, data: Dataset, count: int) -> tuple[in
         recorded = run.rows[number * size : (number + 1) * size]
         rows = worker.work(read_chunk(data, run.manifest.indices, size, number))
         made += len(recorded)
+        on_rows(len(recorded))
         problems += _differing(number * size, recorded, rows)
     return made, problems
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Plan:
     def blueprint(self, training: dict[str, Any] | None = None) -> Blueprint:
         """How the network is built."""
         shape, labels = self.data.shape, self.data.labels
-        mean, std = _channel_statistics(self.data) if self.normalize else (None, None)
+        mean, std = self._scaling
         count = len(self.data.classes) if self.data.classes else int(labels.max()) + 1
         return Blueprint(
             architecture=self.architecture,
@@ -84,6 +85,11 @@ class Plan:
             data=self.data.name,
             training=training or {},
         )
+
+    @cached_property
+    def _scaling(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        """Mean and standard deviation of the channels, which takes a pass over the data."""
+        return _channel_statistics(self.data) if self.normalize else (None, None)
 
     def describe(self) -> dict[str, Any]:
         """What a training that goes on must have in common with the one that began."""

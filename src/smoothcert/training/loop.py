@@ -192,7 +192,7 @@ def train(
     """Train `model` in place on `data`, with Gaussian noise added before anything else; return it in eval mode.
 
     Normalisation belongs inside the model, where noise has been added already. `on_epoch(epoch, progress)` is called
-    after each epoch. ModelError when the loss is not finite. See `training.run` for trainings that can be resumed.
+    after each epoch. ModelError when the loss is not finite. See `run_training` for ones that can be resumed.
     """
     trainer = Trainer(model, data, settings if settings.seed is not None else replace(settings, seed=fresh_seed()))
     while trainer.progress.step < trainer.steps:

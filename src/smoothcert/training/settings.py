@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from smoothcert.checks import check_choice, check_count, check_sigma
+from smoothcert.data.names import source_and_split
 from smoothcert.errors import ConfigError
 from smoothcert.options import OptionalFloat, OptionalInt, OptionalText
 
@@ -103,4 +104,5 @@ class TrainSettings:
 
 def suitable_augmentations(data_name: str) -> tuple[str, ...]:
     """What may be done to images of this data set without changing their class; nothing if it is not known."""
-    return _SUITABLE.get(data_name.partition(" (")[0], ())
+    source, _ = source_and_split(data_name)
+    return _SUITABLE.get(source, ())

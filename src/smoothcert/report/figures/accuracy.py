@@ -112,20 +112,20 @@ def _trained_levels(runs: Sequence[Run], trained: Sequence[float] | None) -> lis
 def lower_bound(runs: Sequence[Run], *, rho: float = 0.001, limit: float | None = None) -> Figure:
     """Approximate certified accuracy, and what it is at least with probability 1 − ρ.
 
-    Cohen et al. 2019, Appendices D and H.2. The exact bound holds at all radii at once, the paper's at each by itself.
+    Cohen et al. 2019, Appendices D and H.2. The first bound holds at all radii at once, the paper's at each by itself.
     """
     (run,) = runs
     claims = claims_of(run)
     alpha, inputs = float(run.manifest.values["alpha"]), len(claims.radii)
     at, accuracy = accuracy_curve(claims.radii, claims.counted)
     counts = np.rint(accuracy * inputs).astype(np.int64)
-    exact = np.asarray(simultaneous_lower_bound(counts, inputs, alpha=alpha, rho=rho))
+    together = np.asarray(simultaneous_lower_bound(counts, inputs, alpha=alpha, rho=rho))
     papers = np.asarray(bernstein_lower_bound(counts, inputs, alpha=alpha, rho=rho))
     with style():
         figure, axes = new_axes()
         for shares, name, color, line in (
             (accuracy, f"approximate, {inputs:,} inputs", PALETTE[0], "solid"),
-            (exact, "lower bound, exact", PALETTE[1], DASHED),
+            (together, "lower bound at all radii at once", PALETTE[1], DASHED),
             (papers, "lower bound of the paper", PALETTE[2], DOTTED),
         ):
             axes.plot(at, 100 * shares, drawstyle="steps-pre", label=name, color=color, linestyle=line)

@@ -19,6 +19,7 @@ from smoothcert.errors import ConfigError, InputError
 from smoothcert.noise import GaussianNoise
 from smoothcert.records import Bounds, Certificate, Votes
 from smoothcert.replay import load_labels, load_votes, without_replacement
+from smoothcert.report.claims import claims
 from smoothcert.report.naming import run_names
 from smoothcert.runs.directory import Run
 from smoothcert.runs.manifest import FORMAT, Manifest
@@ -45,15 +46,17 @@ class Claims:
 
 
 def claims_of(run: Run) -> Claims:
-    """What a run claims; ConfigError if it has no radii."""
+    """What a run's votes entitle to, and of a log what it says; ConfigError if it has no radii."""
     if run.predicts:
         raise ConfigError(f"{run.path} holds predictions, which have no radii. Needed is a run that certifies.")
     if not run.rows:
         raise ConfigError(f"Expected rows in {run.path}, there are none yet.")
-    table = run.table()
-    labelled = any(truth is not None for truth in table["true"])
-    counted = table["correct"] if labelled else [label is not None for label in table["label"]]
-    return Claims(np.array(table["radius"], np.float64), np.array(counted, np.bool_), labelled)
+    found, truths = claims(run), [row["true"] for row in run.rows]
+    labelled = any(truth is not None for truth in truths)
+    counted = [
+        one.label is not None and (not labelled or one.label == truth) for one, truth in zip(found, truths, strict=True)
+    ]
+    return Claims(np.array([one.radius for one in found], np.float64), np.array(counted, np.bool_), labelled)
 
 
 def shared_ylabel(claims: Sequence[Claims]) -> str:

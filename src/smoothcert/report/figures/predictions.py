@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from smoothcert.errors import ConfigError
-from smoothcert.records import Votes
 from smoothcert.report.figures.canvas import PALETTE, new_figure, style
 from smoothcert.report.figures.evidence import draws_setting
 from smoothcert.runs.directory import Run
@@ -72,11 +71,8 @@ def _top_classes(run: Run) -> dict[int, int | None]:
     """The class with the most votes of all, or the answer where votes are not recorded."""
     found = {}
     for row, result in zip(run.rows, run.certificates, strict=True):
-        if result is None:
-            found[row["index"]] = row.get("label")
-        else:
-            stages = iter(result.stages)
-            found[row["index"]] = sum(stages, start=next(stages, Votes(()))).leader
+        votes = None if result is None else result.votes
+        found[row["index"]] = row.get("label") if votes is None else votes.leader
     return found
 
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from smoothcert.data.names import source_and_split
 from smoothcert.report.page.html import Html, element, join, safe
 from smoothcert.report.page.runs import Shown, exact
 
 _MOST_INDICES, _MORE = 40, "…"
-_NAMED_SPLIT = re.compile(r"(.+) \(([^()]+)\)")
 _PROCEDURES = {"FixedN": "paper", "Predict": "paper"}
-
-
-def source_and_split(name: str) -> tuple[str, str]:
-    """A data set's source and split, from its name in a manifest.
-
-    >>> source_and_split("mnist (train)"), source_and_split("images.npz")
-    (('mnist', 'train'), ('images.npz', 'test'))
-    """
-    found = _NAMED_SPLIT.fullmatch(name)
-    return (found[1], found[2]) if found else (name, "test")
 
 
 def verify_command(shown: Shown) -> str:

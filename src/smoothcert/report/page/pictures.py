@@ -16,8 +16,8 @@ import numpy.typing as npt
 from smoothcert.data.dataset import Dataset
 from smoothcert.data.known import canonical_name
 from smoothcert.data.loading import load
+from smoothcert.data.names import source_and_split
 from smoothcert.errors import SmoothcertError
-from smoothcert.report.page.commands import source_and_split
 from smoothcert.runs.directory import Run
 
 Image = npt.NDArray[np.uint8]

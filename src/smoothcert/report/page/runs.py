@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from smoothcert.progress import ProgressBar
 from smoothcert.records import Votes, floor_decimal
+from smoothcert.report.claims import Claim, claims
 from smoothcert.report.naming import run_names
-from smoothcert.report.page.evidence import Claim, claims
 from smoothcert.runs.directory import Run
 from smoothcert.stats.accuracy import average_certified_radius, certified_accuracy, floor_percent
 
@@ -82,9 +82,7 @@ class Shown:
     def votes(self, place: int) -> Votes | None:
         """All stages' votes for the input in this place; None where they are not recorded."""
         result = self.run.certificates[place]
-        if result is None or not result.stages:
-            return None
-        return sum(result.stages[1:], start=result.stages[0])
+        return None if result is None else result.votes
 
     @property
     def disputed(self) -> list[int]:

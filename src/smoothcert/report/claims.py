@@ -1,4 +1,4 @@
-"""What a run's votes entitle to, computed anew: the page shows this, never more than was recorded."""
+"""What a run's votes entitle to, computed anew: tables, figures and the page show this, never more than is recorded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from smoothcert.errors import SmoothcertError
 from smoothcert.noise import GaussianNoise
+from smoothcert.progress import ProgressBar
 from smoothcert.records import Bounds, Certificate, Decision, Prediction, Votes
 from smoothcert.runs.directory import Run
 from smoothcert.runs.verification import PROCEDURES
@@ -27,11 +28,15 @@ class Claim:
     disputed: bool = False
 
 
-def claims(run_: Run, on_row: Callable[[], None] = lambda: None) -> list[Claim]:
+def claims(run_: Run, on_row: Callable[[], None] | None = None) -> list[Claim]:
     """The claims of a run's rows: of the recorded ones and of those that the votes give, the weaker ones.
 
-    Rows without votes, from a log of other code, are taken as they are. `on_row` is told of every row done.
+    Rows without votes, from a log of other code, are taken as they are. `on_row` is told of every row done; without
+    it, what takes long shows its progress on a terminal.
     """
+    if on_row is None:
+        with ProgressBar("recomputing from the votes", len(run_.rows)) as bar:
+            return claims(run_, bar.advance)
     conclude = _conclusions(run_.sigma)
     found = []
     for row, result in zip(run_.rows, run_.certificates, strict=True):
