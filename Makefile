@@ -7,7 +7,7 @@ VISION := $(VENV)/vision
 # Recreated whenever what we depend on changes.
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench reproduce-mnist reproduce-cifar10 clean
+.PHONY: demo test test-slow lint format bench reproduce-mnist reproduce-baselines reproduce-cifar10 clean
 
 $(STAMP): pyproject.toml setup.py src/smoothcert/_grid_kernel.c constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,9 @@ bench: $(STAMP)
 # Hours on a laptop; goes on where it was cut off. MNIST must be there: smoothcert data fetch mnist
 reproduce-mnist: $(STAMP)
 	$(BIN)/python reproduce/mnist.py
+
+reproduce-baselines: $(STAMP)
+	$(BIN)/python reproduce/baselines.py
 
 reproduce-cifar10: $(STAMP)
 	$(BIN)/smoothcert sweep cifar10 --sigmas 0.25 --recipes gaussian consistency:weight=10 --epochs 10 --batch-size 128 --certify --out reproduced/cifar10

@@ -19,7 +19,7 @@ from smoothcert.models.architectures import lenet
 from smoothcert.models.checkpoints import Blueprint, save_checkpoint
 from smoothcert.models.spec import ModelSpec
 from smoothcert.runs import CertifySettings
-from smoothcert.runs.driver import run_dataset
+from smoothcert.runs.smoothing import run_dataset
 from smoothcert.training.loop import seeded
 
 INPUTS = 96

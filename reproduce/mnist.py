@@ -16,7 +16,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from smoothcert.cli.sweep import Job, job_name, run_jobs
+from smoothcert.cli.jobs import Job, job_name, run_jobs
 from smoothcert.cli.train import TrainArguments
 from smoothcert.records import floor_decimal
 from smoothcert.runs.directory import open_run

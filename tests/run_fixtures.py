@@ -293,7 +293,7 @@ def _die_in_byte(path: Path, place: int) -> None:
 
 def _main() -> None:
     job = json.loads(sys.argv[1])
-    import smoothcert.runs.driver  # noqa: F401 - before the first fork, and so are the tables of the noise
+    import smoothcert.runs.smoothing  # noqa: F401 - before the first fork, and so are the tables of the noise
     from smoothcert.noise import GridGaussianNoise
     from smoothcert.streams import Stream, make_key
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from smoothcert.attacks.geometry import directions, lengths, within_ball
+from smoothcert.attacks.geometry import directions, lengths, strictly_within, unit, within_ball
 
 
 def perturbations(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -78,3 +78,41 @@ def test_each_perturbation_is_measured_apart_from_the_others():
     given = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     assert lengths(given).flatten().tolist() == pytest.approx([5.0, 0.5])
     torch.testing.assert_close(within_ball(given, 1.0), torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-30, 1.0, 1e30])
+def test_a_unit_vector_has_length_1_however_short_or_long_it_was(scale):
+    given = torch.tensor([[3.0, 0.0], [-4.0, 0.0]]) * scale
+    assert unit(given).flatten().tolist() == pytest.approx([0.6, 0, -0.8, 0], abs=0.1 if scale < 1e-40 else 1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_there_is_no_unit_vector_of_nothing_or_of_what_is_not_finite(value):
+    assert unit(torch.tensor([value, value])).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("radius", [1e-8, 3e-7, 1e-5, 0.1, 0.7, 123.4])
+def test_float32_results_are_strictly_within_the_ball_and_nearly_at_its_edge(radius):
+    x = torch.rand(500, generator=torch.Generator().manual_seed(1))
+    for far in perturbations(20, 500, scale=1e3):
+        found = strictly_within(x, x + far, radius)
+        gone = norm(found.double() - x.double())
+        assert found.dtype == torch.float32
+        assert gone < radius
+        if radius >= 0.1:
+            assert gone > radius * (1 - 1e-4)
+
+
+def test_where_rounding_alone_would_leave_the_ball_it_does_not():
+    x = torch.full((1000,), 0.5)
+    delta = torch.full((1000,), 0.6 * 2.0**-24).double()  # just over half the way to the next float32
+    radius = norm(delta) * 1.01
+    assert norm((x.double() + delta).float().double() - x.double()) > 1.5 * radius  # as the nearest would
+    assert torch.equal(strictly_within(x, x.double() + delta, radius), x)
+
+
+def test_results_within_the_ball_stay_and_those_that_are_not_finite_become_the_input():
+    x, inside = torch.full((3,), 0.5), torch.tensor([0.4, 0.6, 0.5])
+    assert torch.equal(strictly_within(x, inside, 0.2), inside)
+    assert torch.equal(strictly_within(x, torch.tensor([0.4, math.nan, 0.5]), 0.2), x)
+    assert torch.equal(strictly_within(x, torch.tensor([0.4, math.inf, 0.5]), 0.2), x)

@@ -14,7 +14,7 @@ import torch
 
 from run_fixtures import finished, launch, size_of, wait_for
 from smoothcert import runs
-from smoothcert.cli import main, sweep
+from smoothcert.cli import jobs, main
 from smoothcert.lock import Lock
 from smoothcert.models.sealed import read_safetensors
 
@@ -46,7 +46,7 @@ class InThread:
 def commands(monkeypatch):
     """Have a sweep's commands run in this process; the list of what was started."""
     monkeypatch.setattr(InThread, "started", [], raising=False)
-    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(Popen=InThread))
+    monkeypatch.setattr(jobs, "subprocess", SimpleNamespace(Popen=InThread))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield InThread.started
@@ -221,7 +221,7 @@ def test_paths_and_devices_reach_the_commands(commands, tmp_path):
 
 
 def test_any_letters_in_settings_reach_the_commands(tmp_path):
-    job = sweep.Job(tmp_path / "net", {"classifier": 'mödel "😀"', "data": "digits", "augment": ()}, ())
+    job = jobs.Job(tmp_path / "net", {"classifier": 'mödel "😀"', "data": "digits", "augment": ()}, ())
     [words] = job.commands()
     written = tomllib.loads((tmp_path / "settings" / "net.toml").read_text("utf-8"))
     assert written == {"classifier": 'mödel "😀"', "augment": []}

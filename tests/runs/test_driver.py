@@ -9,7 +9,7 @@ from smoothcert.data import ArrayData
 from smoothcert.errors import ResumeError
 from smoothcert.models.architectures import small_cnn
 from smoothcert.models.spec import ModelSpec
-from smoothcert.runs.driver import run_dataset
+from smoothcert.runs.smoothing import run_dataset
 from smoothcert.training.loop import seeded
 
 DATA = ArrayData(np.random.default_rng(0).integers(256, size=(6, 1, 8, 8), dtype=np.uint8), None, None, "noise")

@@ -27,8 +27,8 @@ from smoothcert.errors import ModelChangedError, ModelError
 from smoothcert.models.spec import ModelSpec
 from smoothcert.runs import PredictSettings, driver, engines, predict_dataset
 from smoothcert.runs.directory import Run
-from smoothcert.runs.driver import run_dataset
 from smoothcert.runs.engines import run_here
+from smoothcert.runs.smoothing import run_dataset
 from smoothcert.sampling import Plan
 from smoothcert.stats.procedures import FixedN
 

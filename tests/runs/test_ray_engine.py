@@ -17,10 +17,11 @@ from smoothcert.errors import ConfigError, InputError, MissingExtraError, ModelC
 from smoothcert.models.architectures import small_cnn
 from smoothcert.models.checkpoints import save_checkpoint
 from smoothcert.models.spec import ModelSpec
-from smoothcert.runs import driver, ray_engine
+from smoothcert.runs import ray_engine, smoothing
 from smoothcert.runs.engines import run_here
 from smoothcert.runs.ray_engine import Answer, run_on_ray
-from smoothcert.runs.work import Chunk, Task, Worker
+from smoothcert.runs.smoothing import SmoothingTask
+from smoothcert.runs.work import Chunk
 from smoothcert.sampling import Plan
 from smoothcert.training.loop import seeded, train
 from smoothcert.training.settings import TrainSettings
@@ -114,7 +115,7 @@ def task_of(model):
     settings, spec = settings_with(), ModelSpec(source=model)
     words = {"kind": "certify", "sigma": 0.25, "noise": "auto", "procedure": settings.make_procedure(), "device": "cpu"}
     words |= {"tests_true_labels": False, "num_classes": 10, "key": "00" * 32, "secure": False, "allow_random": False}
-    return Task(model=spec, weights_hash=spec.load().weights_hash, plan=Plan(128, threads=1), **words)
+    return SmoothingTask(model=spec, weights_hash=spec.load().weights_hash, plan=Plan(128, threads=1), **words)
 
 
 def bytes_of(run):
@@ -130,7 +131,7 @@ def assert_only_white_failed(run, expected, reason):
 def test_same_bytes_as_on_one_machine(ray, checkpoint, inputs, tmp_path):
     here = certify(str(checkpoint), inputs, tmp_path / "here", engine="local", chunk=2)
     drawn = []
-    there = driver.run_dataset(
+    there = smoothing.run_dataset(
         ModelSpec(source=str(checkpoint)),
         inputs,
         settings_with(chunk=2, workers=2),
@@ -176,7 +177,7 @@ def test_a_model_that_hangs_is_given_up(ray, odd, inputs, expected, tmp_path):
 
 def test_chunks_that_come_twice_or_out_of_order_are_written_once(odd, inputs, expected, tmp_path, monkeypatch):
     def run(task, settings, chunks, on_draws):
-        yield from sorted([*run_here(Worker(task), chunks)] * 2, key=lambda done: -done[0])
+        yield from sorted([*run_here(task.start(), chunks)] * 2, key=lambda done: -done[0])
 
     monkeypatch.setattr(ray_engine, "run_on_ray", run)
     assert bytes_of(certify(odd(), inputs, tmp_path / "run")) == bytes_of(expected)

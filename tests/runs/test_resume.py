@@ -49,7 +49,7 @@ def test_a_run_whose_file_of_rows_is_not_there_yet_goes_on(files, half, referenc
 
 def test_only_what_is_missing_is_worked_on(files, half):
     from smoothcert.models.spec import ModelSpec
-    from smoothcert.runs.driver import run_dataset
+    from smoothcert.runs.smoothing import run_dataset
 
     told = []
     run_dataset(

@@ -7,16 +7,21 @@ import numpy as np
 import pytest
 import torch
 
+from attack_fixtures import with_small_attacks
 from smoothcert import runs
 from smoothcert.cli import main
 from smoothcert.data import ArrayData
 from smoothcert.errors import InputError, ModelError
 from smoothcert.models.architectures import small_cnn
 from smoothcert.models.spec import ModelSpec
+from smoothcert.runs.attacking import attack_base_dataset, attack_run
+from smoothcert.runs.bounding import bound_dataset
+from smoothcert.runs.directory import ROWS
 from smoothcert.runs.exchange import import_log
 from smoothcert.runs.journal import as_bytes
 from smoothcert.runs.manifest import FILE, Manifest, read_manifest
 from smoothcert.runs.redrawing import draw_again
+from smoothcert.runs.settings import AttackSettings, BaseAttackSettings, BoundSettings
 from smoothcert.runs.verification import verify_run
 from smoothcert.training.loop import seeded
 
@@ -69,7 +74,7 @@ def copy(made, tmp_path):
 
 
 def rows_file(run):
-    return next(path for path in (run / "certificates.jsonl", run / "predictions.jsonl") if path.exists())
+    return next(run / name for name in ROWS.values() if (run / name).exists())
 
 
 def edit_text(run, old, new, file=None):
@@ -346,3 +351,146 @@ def test_the_command_prints_json_for_machines(copy, capsys):
     content = json.loads(capsys.readouterr().out)
     assert content["passed"]
     assert content["recomputed"] == 8
+
+
+# ---- attacks and bounds --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def others(made, tmp_path_factory):
+    """An attack on one of the runs, an attack on its network, and bounds of that."""
+    folder, spec = tmp_path_factory.mktemp("others"), ModelSpec(source=network())
+    unlabelled = ArrayData(DATA.inputs, None, None, "noise")
+    certified = runs.certify_dataset(network(), unlabelled, folder / "certified", SETTINGS["planned"])
+    with pytest.MonkeyPatch.context() as patch:
+        with_small_attacks(patch)
+        settings = AttackSettings(attacks=("paper", "ddn"), factor=(1.0, 2.0), n_max=500, seed=0)
+        attack_run(certified, spec, unlabelled, settings, folder / "attack")
+    base = BaseAttackSettings(attacks=("deepfool", "pgd"), steps=3)
+    attack_base_dataset(spec, DATA, base, folder / "attack-base")
+    bound_dataset(spec, DATA, BoundSettings(method="lipschitz"), folder / "bound")
+    return folder
+
+
+def first_attempt(change):
+    """What changes the first attempt on an input."""
+    return lambda rows: change(rows[0]["attempts"][0], rows[0])
+
+
+def another_class(attempt, row):
+    attempt["label"] = (row["label"] + 1) % 10
+
+
+def votes_for_another_class(attempt, row):
+    for stage in attempt["stages"]:
+        stage["votes"] = {str((row["label"] + 1) % 10): stage["n"]}
+
+
+def judged_too_early(attempt, _):
+    attempt["stages"] = attempt["stages"][:-1]
+
+
+def norms_without_the_smallest(rows):
+    row = next(r for r in rows if r["norm"])
+    row["norms"][min(row["norms"], key=lambda name: row["norms"][name])] = None
+
+
+def failed_yet_attacked(rows):
+    rows[0] = {**{name: rows[0][name] for name in ("index", "true", "attempts")}, "error": "none really"}
+
+
+def failed_yet_with_norms(rows):
+    rows[0] = {**{name: rows[0][name] for name in ("index", "true", "norms", "norm")}, "error": "none really"}
+
+
+OTHER_FORGERIES = {
+    "an attempt's class": ("attack", first_attempt(another_class), None),
+    "an attempt's votes": ("attack", first_attempt(votes_for_another_class), None),
+    "an attempt judged too early": ("attack", first_attempt(judged_too_early), None),
+    "an attempt without votes": ("attack", first_attempt(lambda one, _: one.pop("stages")), None),
+    "an attempt's p-value": ("attack", first_attempt(lambda one, _: one.update(p_value=one["p_value"] / 2)), None),
+    "an attempt's factor": ("attack", first_attempt(lambda one, _: one.update(factor=1.5)), None),
+    "an attempt by another attack": ("attack", first_attempt(lambda one, _: one.update(attack="strong")), None),
+    "an attempt beyond its radius": ("attack", first_attempt(lambda one, row: one.update(norm=row["radius"])), None),
+    "an attempt of negative size": ("attack", first_attempt(lambda one, _: one.update(norm=-0.1)), None),
+    "an attempt of no size": ("attack", first_attempt(lambda one, _: one.pop("norm")), None),
+    "an attempt of strange size": ("attack", first_attempt(lambda one, _: one.update(norm="small")), None),
+    "an attempt dropped": ("attack", lambda rows: rows[0]["attempts"].pop(), None),
+    "an attempt more": ("attack", lambda rows: rows[0]["attempts"].append(rows[0]["attempts"][0]), None),
+    "an attempt that is none": ("attack", lambda rows: rows[0]["attempts"].__setitem__(0, 7), None),
+    "no attempts": ("attack", lambda rows: rows[0].pop("attempts"), None),
+    "a smaller radius under attack": ("attack", lambda rows: rows[0].update(radius=rows[0]["radius"] / 2), None),
+    "no radius under attack": ("attack", lambda rows: rows[0].pop("radius"), None),
+    "a class under attack that is not there": ("attack", lambda rows: rows[0].update(label=10), None),
+    "an input that failed and was attacked": ("attack", failed_yet_attacked, None),
+    "an attack fewer": ("attack", None, lambda values: values["attacks"].pop()),
+    "other factors": ("attack", None, set_in_manifest("factors", value=[1.0, 2.5])),
+    "another level of the judge": (
+        "attack",
+        None,
+        lambda values: (values.update(alpha=1e-9), values["procedure"].update(alpha=1e-9)),
+    ),
+    "a judge of fewer draws": ("attack", None, set_in_manifest("procedure", "n_max", value=100)),
+    "a larger norm than the smallest": ("attack-base", lambda rows: rows[0].update(norm=99.0), None),
+    "a smaller norm than the smallest": ("attack-base", lambda rows: rows[0].update(norm=1e-9), None),
+    "the smallest norm left out": ("attack-base", norms_without_the_smallest, None),
+    "norms of an attack fewer": ("attack-base", lambda rows: rows[0]["norms"].pop("pgd"), None),
+    "norms of an attack more": ("attack-base", lambda rows: rows[0]["norms"].update(ddn=9.0), None),
+    "a negative norm": ("attack-base", lambda rows: rows[0].update(norm=-1, norms={"deepfool": -1, "pgd": 1}), None),
+    "a norm that is no number": ("attack-base", lambda rows: rows[0]["norms"].update(pgd="none"), None),
+    "an input that failed and has norms": ("attack-base", failed_yet_with_norms, None),
+    "a negative bound": ("bound", lambda rows: rows[0].update(radius=-0.1), None),
+    "a bound that is no number": ("bound", lambda rows: rows[0].update(radius="large"), None),
+    "a bound of no class": ("bound", lambda rows: rows[0].update(label=None), None),
+    "a bound of a class that is not there": ("bound", lambda rows: rows[0].update(label=10), None),
+    "a bound with votes": ("bound", lambda rows: rows[0].update(stages=[{"n": 1, "votes": {"0": 1}}]), None),
+    "an input that failed and is bounded": ("bound", lambda rows: rows[0].update(error="none really"), None),
+    "a bound fewer": ("bound", lambda rows: rows.pop(), None),
+    "bounds that pass for certificates": ("bound", None, set_in_manifest("kind", value="certify")),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_FORGERIES)
+def test_a_forged_attack_or_bound_is_seen(others, tmp_path, kind):
+    name, change_rows, change_manifest = OTHER_FORGERIES[kind]
+    run = shutil.copytree(others / name, tmp_path / "run")
+    forge(run)
+    assert verify_run(run).passed, "the forger's tools alone leave a run that passes"
+    forge(run, in_place(change_rows) if change_rows else None, change_manifest)
+    assert not verify_run(run).passed
+
+
+def in_place(change):
+    def changed(rows):
+        change(rows)
+        return rows
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("name", "recomputed", "said"),
+    [("attack", True, "repeat the run"), ("attack-base", False, "repeat the run"), ("bound", False, "--again")],
+)
+def test_an_untouched_attack_or_bound_passes_and_says_what_was_not_checked(others, name, recomputed, said):
+    found = verify_run(others / name)
+    assert found.problems == []
+    assert found.rows > 0
+    assert found.recomputed == (found.rows if recomputed else 0)
+    assert any(said in words for words in found.unchecked)
+
+
+@pytest.mark.parametrize("name", ["attack", "attack-base", "bound"])
+@pytest.mark.parametrize("kind", ["a checksum", "the first line dropped", "two lines swapped", "the last line torn"])
+def test_an_edited_attack_or_bound_is_seen(others, tmp_path, name, kind):
+    run = shutil.copytree(others / name, tmp_path / "run")
+    NAIVE[kind](run)
+    assert not verify_run(run).passed
+
+
+def test_one_command_verifies_runs_of_every_kind(others, capsys):
+    paths = [str(others / name) for name in ("certified", "attack", "attack-base", "bound")]
+    assert main(["verify", *paths]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("nothing wrong") == 4
+    assert "0 of 8 bounds computed again" in shown

@@ -11,10 +11,21 @@ from smoothcert.training.recipes.macer import Macer
 from smoothcert.training.recipes.smoothadv import SmoothAdv
 from smoothcert.training.recipes.smoothmix import SmoothMix
 
-NAMES = ["gaussian", "stability", "smoothadv", "macer", "consistency", "smoothmix", "cat-rs", "denoiser"]
+NAMES = [
+    "gaussian",
+    "stability",
+    "smoothadv",
+    "macer",
+    "consistency",
+    "smoothmix",
+    "cat-rs",
+    "denoiser",
+    "lipschitz-margin",
+    "dual",
+]
 
 
-def test_there_are_eight_recipes_each_with_its_paper_and_its_formula():
+def test_there_are_ten_recipes_each_with_its_paper_and_its_formula():
     assert list(RECIPES) == NAMES
     for name, recipe in RECIPES.items():
         assert recipe.name == name

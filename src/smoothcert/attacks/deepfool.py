@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from smoothcert.attacks.judging import Perturbed, check_batch, joined, judge, misses
 from smoothcert.checks import check_count
-from smoothcert.errors import ConfigError, InputError
+from smoothcert.errors import ConfigError
 from smoothcert.models.contract import Model, evaluating
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Perturbed:
-    """What an attack achieved on each input of a batch.
-
-    `norms` [B] float64: the L2 norm of the perturbation with which the answer is not the true label; 0 where it never
-    was, inf where none was found. `inputs` [B, *D] float32: the perturbed inputs, the original ones where the norm is
-    0 or inf.
-    """
-
-    norms: Tensor
-    inputs: Tensor
 
 
 def deepfool(
@@ -47,7 +34,8 @@ def deepfool(
     what it returns is classified again, as the float32 input that the model is fed, and its norm measured in float64.
     A module is run in eval mode, its modes are restored, and its parameters get no gradients.
     """
-    _check(inputs, labels, overshoot)
+    check_batch(inputs, labels)
+    _check(overshoot)
     check_count("max_steps", max_steps)
     check_count("candidates", candidates)
     check_count("batch_size", batch_size)
@@ -56,22 +44,13 @@ def deepfool(
     with evaluating(model), torch.inference_mode(False), torch.enable_grad():
         for rows in torch.arange(len(inputs)).split(batch_size):
             search = _search(model, inputs[rows], labels[rows], overshoot, max_steps, candidates)
-            found.append(_judge(model, inputs[rows], search, labels[rows]))
-    return Perturbed(torch.cat([f.norms for f in found]), torch.cat([f.inputs for f in found]))
+            found.append(judge(model, inputs[rows], search, labels[rows]))
+    return joined(found)
 
 
-def _check(inputs: Tensor, labels: Tensor, overshoot: float) -> None:
+def _check(overshoot: float) -> None:
     if not 0 <= overshoot < math.inf:
         raise ConfigError(f"Expected `overshoot` to be a finite number >= 0, got {overshoot!r}.")
-    if not inputs.is_floating_point() or len(inputs) == 0:
-        raise InputError(f"Expected a batch of floating-point inputs, got {inputs.dtype} {tuple(inputs.shape)}.")
-    if labels.shape != (len(inputs),) or labels.is_floating_point():
-        raise InputError(f"Expected {len(inputs)} whole-number labels, got {labels.dtype} {tuple(labels.shape)}.")
-
-
-def _misses(scores: Tensor, labels: Tensor) -> Tensor:
-    """Where the answer is not the label; scores with NaN are no answer, so nothing was achieved there."""
-    return (scores.argmax(dim=1) != labels) & ~scores.isnan().any(dim=1)
 
 
 def _search(model: Model, inputs: Tensor, labels: Tensor, overshoot: float, max_steps: int, candidates: int) -> Tensor:
@@ -84,7 +63,7 @@ def _search(model: Model, inputs: Tensor, labels: Tensor, overshoot: float, max_
         scores = model(point)
         if rivals is None:
             rivals = _rivals(scores.detach(), labels, candidates)
-        unmoved = ~_misses(scores.detach(), labels[active])
+        unmoved = ~misses(scores.detach(), labels[active])
         if not unmoved.any():
             break
         further = _to_nearest_boundary(scores, point, labels[active], rivals[active])
@@ -114,14 +93,3 @@ def _to_nearest_boundary(scores: Tensor, point: Tensor, labels: Tensor, rivals: 
         step = slope * (distance / length).view(-1, *[1] * (point.ndim - 1))
         nearest = torch.where(closer.view(-1, *[1] * (point.ndim - 1)), step, nearest)
     return nearest
-
-
-@torch.no_grad()
-def _judge(model: Model, inputs: Tensor, perturbed: Tensor, labels: Tensor) -> Perturbed:
-    """Classify the perturbed inputs afresh and measure how far away they are."""
-    wrong_already = _misses(model(inputs), labels)
-    changed = _misses(model(perturbed), labels) & ~wrong_already & perturbed.isfinite().flatten(1).all(dim=1)
-    distance = (perturbed.double() - inputs.double()).flatten(1).norm(dim=1)
-    norms = torch.where(changed, distance, torch.inf).masked_fill(wrong_already, 0.0)
-    kept = torch.where(changed.view(-1, *[1] * (inputs.ndim - 1)), perturbed, inputs)
-    return Perturbed(norms, kept)

@@ -14,8 +14,12 @@ import tyro
 from rich.console import Console
 
 from smoothcert import __version__
+from smoothcert.cli.attack import Attack
+from smoothcert.cli.attack_base import AttackBase
+from smoothcert.cli.baseline import Baseline
 from smoothcert.cli.card import Card
 from smoothcert.cli.certify import Certify
+from smoothcert.cli.compare import Compare
 from smoothcert.cli.data import Data
 from smoothcert.cli.demo import Demo
 from smoothcert.cli.export import Export
@@ -44,6 +48,10 @@ COMMANDS: dict[str, type[Any]] = {
     "inspect": Inspect,
     "certify": Certify,
     "predict": Predict,
+    "attack": Attack,
+    "attack-base": AttackBase,
+    "baseline": Baseline,
+    "compare": Compare,
     "show": Show,
     "table": Table,
     "plot": Plot,
@@ -64,6 +72,9 @@ examples:
   smoothcert train DATA --sigma 0.25 --out MODEL
   smoothcert inspect MODEL --data DATA  is it the right model, and what would certifying it take
   smoothcert certify MODEL DATA --sigma 0.25 --out RUN
+  smoothcert attack RUN --factor 1 1.5 2 --out ATTACK
+  smoothcert baseline MODEL DATA --method crown --out RUN
+  smoothcert compare RUN RUN --out DIR  smoothing and bounds on the same inputs
   smoothcert show RUN                   what was certified
   smoothcert table RUN RUN RUN          runs side by side
   smoothcert plot certified-accuracy RUN RUN --out curves.pdf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from smoothcert.data.dataset import Dataset
     from smoothcert.models.classifier import Classifier
     from smoothcert.models.spec import ModelSpec
+    from smoothcert.runs.directory import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,3 +111,28 @@ class DataArguments:
                 raise ConfigError("Expected either `indices` or `every` and `first`, got both.")
             return select_indices(len(data), indices=self.indices)
         return select_indices(len(data), every=self.every, first=self.first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameArguments(ModelArguments, DataArguments):
+    """The model and the data of a run that is there: by default where that had them from."""
+
+    model: OptionalText = None  # type: ignore[assignment]  # as in the run, unless given
+    """The model, if it is not where the run had it from."""
+    data: OptionalText = None
+    """The data, if it does not go by the name that the run gives."""
+    split: OptionalText = None  # type: ignore[assignment]  # as in the run, unless given
+    """Which part of the data set; by default the run's."""
+    every: tyro.conf.Suppress[int] = 1
+    first: tyro.conf.Suppress[int | None] = None
+    indices: tyro.conf.Suppress[tuple[int, ...] | None] = None
+
+    def model_and_data(self, run: Run) -> tuple[ModelSpec, Dataset]:
+        """Both, of a run, with the settings that it was given."""
+        from smoothcert.data.names import source_and_split
+
+        source, split = source_and_split(run.manifest.values["data"]["name"])
+        values = {one.name: getattr(self, one.name) for one in fields(ModelArguments)}
+        named = ModelArguments(**{**values, "model": self.model or run.manifest.values["model"]["source"]})
+        spec = named.model_spec(run.sigma)
+        return spec, replace(self, split=self.split or split).load_data(self.data or source, spec.load())

@@ -73,9 +73,10 @@ class Plot:
     radii: OptionalFloats = None
     """Radii of class-accuracy."""
     undefended: OptionalPath = None
-    """Perturbation norms of an attack on an undefended network (.npy, .npz, .json), for certified-accuracy."""
+    """An attack on an undefended network, for certified-accuracy: a run of `attack-base`, or norms in a file (.npy,
+    .npz, .json)."""
     norms: Paths = ()
-    """Perturbation norms of an attack (.npy, .npz, .json), one file for each run, for attack-success."""
+    """Perturbation norms of an attack on each run, for attack-success: runs of `attack-base`, or .npy, .npz, .json."""
     n: OptionalInts = None
     """Numbers of draws, for other-n and best-radius."""
     alphas: OptionalFloats = None

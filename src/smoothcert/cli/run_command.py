@@ -35,35 +35,41 @@ class Terminated(BaseException):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunArguments(ModelArguments, DataArguments, RunSettings):
+class OutArguments:
+    """Where a run goes."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="RUN")]
+    """Directory of the run; a new one, or with --resume the one to go on with."""
+    resume: bool = False
+    """Go on with the run in --out, after a crash or Ctrl-C."""
+    json: bool = False
+    """Print one JSON object at the end."""
+
+    @contextmanager
+    def writing(self, kind: str) -> Iterator[tuple[Writer, Watch]]:
+        """The directory, taken at once, so that who comes second is told so, and a progress bar."""
+        watch = Watch(kind, on_start=None if self.json else _tell_start)
+        with ending_on_signals(), Writer(self.out, resume=self.resume) as writer, watch:
+            yield writer, watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArguments(OutArguments, ModelArguments, DataArguments, RunSettings):
     """Model, data and settings of a run, and where it goes."""
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """Data set by name (digits, mnist, fashion-mnist, cifar10, cifar100, svhn, imagenet, hf:NAME), or a folder of
     images, .npz or .npy."""
-    out: Annotated[Path, tyro.conf.arg(metavar="RUN")]
-    """Directory of the run; a new one, or with --resume the one to go on with."""
-    resume: bool = False
-    """Go on with the run in --out, after a crash or Ctrl-C."""
     shard: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="")] = None
     """Take only the I-th of N parts of the chosen inputs, from 1/N; then merge. Needs --seed, --batch-size and --chunk,
     the same for all parts."""
-    json: bool = False
-    """Print one JSON object at the end."""
 
     def execute(self) -> Run:
         """Check everything, run, and return the finished run."""
         self.check()
-        watch = Watch(self.kind)
-
-        def on_start(done: int, total: int, notice: str | None) -> None:
-            if not self.json:
-                _tell_start(done, total, notice)
-            watch.start(done, total)
-
         # The directory is taken before torch and the model are loaded: who comes second is told at once.
-        with ending_on_signals(), Writer(self.out, resume=self.resume) as writer, watch:
-            from smoothcert.runs.driver import run_dataset
+        with self.writing(self.kind) as (writer, watch):
+            from smoothcert.runs.smoothing import run_dataset
 
             spec = self.model_spec(self.sigma)
             classifier = spec.load()
@@ -75,7 +81,7 @@ class RunArguments(ModelArguments, DataArguments, RunSettings):
                 writer,
                 classifier=classifier,
                 indices=self._part(self.select(data).tolist()),
-                on_start=on_start,
+                on_start=watch.start,
                 on_rows=watch.rows,
                 on_draws=watch.draws,
             )

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from smoothcert.cli.attack_tables import print_attack, print_attempts
 from smoothcert.errors import ConfigError
 from smoothcert.options import OptionalInt, OptionalPath
 
@@ -47,6 +48,7 @@ class Show:
 
     def run(self, console: Console) -> None:
         """Read the run and print it."""
+        from smoothcert.runs.attack_summary import summarize_attack
         from smoothcert.runs.directory import open_run
         from smoothcert.runs.summary import default_radii, summarize
 
@@ -56,7 +58,8 @@ class Show:
             return
         radii = self.radii or default_radii(run)
         if self.json:
-            sys.stdout.write(json.dumps(summarize(run, radii), allow_nan=False) + "\n")
+            summary = summarize_attack(run) if run.attacks else summarize(run, radii)
+            sys.stdout.write(json.dumps(summary, allow_nan=False) + "\n")
         else:
             print_run(console, run, radii)
 
@@ -69,6 +72,9 @@ class Show:
             sys.stdout.write(json.dumps(row if result is None else result.to_dict(), allow_nan=False) + "\n")
             return
         console.print(f"input {row['index']}, true class {'unknown' if row['true'] is None else row['true']}")
+        if run.attacks and "error" not in row:
+            print_attempts(console, row)
+            return
         without_votes = f"class {row.get('label')}, radius {row.get('radius', 0.0)}, without votes"
         console.print(escape(repr(result) if result else row.get("error", without_votes)), soft_wrap=True)
 
@@ -77,6 +83,9 @@ def print_run(console: Console, run: Run, radii: Sequence[float]) -> None:
     """What was run and what came out of it."""
     from smoothcert.runs.summary import summarize
 
+    if run.attacks:
+        print_attack(console, run)
+        return
     summary = summarize(run, radii)
     values = run.manifest.values
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -84,10 +93,12 @@ def print_run(console: Console, run: Run, radii: Sequence[float]) -> None:
     table.add_column(overflow="fold")
     table.add_row("model", escape(str(values["model"].get("source") or "unknown")))
     table.add_row("data", escape(str(values["data"]["name"])))
-    table.add_row("smoothing", f"σ = {run.sigma:g}, at most α = {summary['alpha']:g} per input fail")
+    if run.manifest.kind != "bound":
+        table.add_row("smoothing", f"σ = {run.sigma:g}, at most α = {summary['alpha']:g} per input fail")
     table.add_row("procedure", escape(_procedure(values["procedure"])))
     table.add_row("rows", _progress(summary))
-    table.add_row("draws", _draws(summary))
+    if run.manifest.kind != "bound":
+        table.add_row("draws", _draws(summary))
     console.print(table)
     if run.notice:
         console.print(f"[yellow]notice:[/] {escape(run.notice)}", soft_wrap=True)

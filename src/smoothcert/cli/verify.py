@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -13,20 +13,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from smoothcert.checks import check_count
-from smoothcert.cli.arguments import DataArguments, ModelArguments
+from smoothcert.cli.arguments import SameArguments
 from smoothcert.errors import VerificationError
-from smoothcert.options import OptionalInt, OptionalPath, OptionalText
+from smoothcert.options import OptionalInt, OptionalPath
 from smoothcert.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from smoothcert.runs.directory import Run
     from smoothcert.runs.verification import Verification
 
 _SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify(ModelArguments, DataArguments):
+class Verify(SameArguments):
     """Check runs: every certificate is made anew from its votes, and every hash and checksum compared.
 
     Exit code 0 if nothing is wrong, 1 otherwise. With --again, some votes are drawn once more with the model and the
@@ -39,15 +38,6 @@ class Verify(ModelArguments, DataArguments):
     """Directories of runs."""
     again: OptionalInt = None
     """Draw the votes of at least so many inputs again, chosen at random."""
-    model: OptionalText = None
-    """The model, for --again; by default where the run had it from."""
-    data: OptionalText = None
-    """The data, for --again; by default by the name that the run gives."""
-    split: OptionalText = None  # type: ignore[assignment]  # as in the run, unless given
-    """Which part of the data set, for --again; by default the run's."""
-    every: tyro.conf.Suppress[int] = 1
-    first: tyro.conf.Suppress[int | None] = None
-    indices: tyro.conf.Suppress[tuple[int, ...] | None] = None
     json: bool = False
     """Print one JSON object per run."""
     config: OptionalPath = None
@@ -82,26 +72,20 @@ examples:
             )
 
     def _draw_again(self, result: Verification) -> None:
-        from smoothcert.data.names import source_and_split
         from smoothcert.runs.directory import open_run
         from smoothcert.runs.redrawing import draw_again
 
         run = open_run(result.path)
-        if run.manifest.kind == "import":
+        if run.manifest.kind not in ("certify", "predict", "bound"):
             return
-        source, split = source_and_split(run.manifest.values["data"]["name"])
-        spec = self._with_source(run).model_spec(run.sigma)
-        data = replace(self, split=self.split or split).load_data(self.data or source, spec.load())
+        spec, data = self.model_and_data(run)
         with ProgressBar("drawing again", min(self.again or 1, result.rows)) as bar:
             result.drawn_again, problems = draw_again(run, spec, data, self.again or 1, bar.advance)
         result.problems += problems
         result.unchecked = [one for one in result.unchecked if "--again" not in one]
         if result.drawn_again < result.rows:
-            result.unchecked.insert(0, f"the votes of the other {result.rows - result.drawn_again:,} inputs")
-
-    def _with_source(self, run: Run) -> ModelArguments:
-        values = {one.name: getattr(self, one.name) for one in fields(ModelArguments)}
-        return ModelArguments(**{**values, "model": self.model or run.manifest.values["model"]["source"]})
+            what = "bounds" if result.kind == "bound" else "votes"
+            result.unchecked.insert(0, f"the {what} of the other {result.rows - result.drawn_again:,} inputs")
 
     def _print(self, console: Console, result: Verification) -> None:
         if self.json:
@@ -111,7 +95,10 @@ examples:
         verdict = "[green]nothing wrong[/]" if result.passed else f"[red]{len(result.problems):,} problems[/]"
         console.print(f"{escape(str(result.path))}: {verdict}", soft_wrap=True)
         again = f", {result.drawn_again:,} of them drawn again" if result.drawn_again else ""
-        console.print(f"  {result.recomputed:,} of {result.rows:,} rows made anew from their votes{again}")
+        if result.kind == "bound":
+            console.print(f"  {result.drawn_again:,} of {result.rows:,} bounds computed again")
+        else:
+            console.print(f"  {result.recomputed:,} of {result.rows:,} rows made anew from their votes{again}")
         for problem in result.problems[:_SHOWN]:
             console.print(f"  [red]wrong:[/] {escape(str(problem))}", soft_wrap=True)
         if len(result.problems) > _SHOWN:

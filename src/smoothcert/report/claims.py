@@ -37,13 +37,13 @@ def claims(run_: Run, on_row: Callable[[], None] | None = None) -> list[Claim]:
     if on_row is None:
         with ProgressBar("recomputing from the votes", len(run_.rows)) as bar:
             return claims(run_, bar.advance)
-    conclude = _conclusions(run_.sigma)
+    conclude = _conclusions(run_.sigma) if run_.has_votes else None
     found = []
     for row, result in zip(run_.rows, run_.certificates, strict=True):
         recorded = Claim(row.get("label"), float(row.get("radius", 0.0)))
         if "error" in row:
             found.append(Claim(None, 0.0))
-        elif run_.manifest.kind == "import":
+        elif conclude is None:
             found.append(recorded)
         else:
             found.append(_weaker(recorded, None if result is None else conclude(*_evidence(result))))

@@ -8,14 +8,27 @@ from typing import Any
 
 from smoothcert.runs.directory import Run
 
+METHODS = {"lipschitz": "Lipschitz margin", "dual": "dual", "crown": "CROWN", "auto-lirpa": "auto_LiRPA"}
+
+
+def _certified_by(values: dict[str, Any]) -> str:
+    """The noise level, or the method of a deterministic bound."""
+    method = values["procedure"].get("method")
+    return f"σ = {values['sigma']:g}" if method is None else METHODS.get(method, str(method))
+
 
 def _training(values: dict[str, Any]) -> str:
     sigma = values["model"].get("trained_sigma")
-    return "" if sigma is None or sigma == values["sigma"] else f"trained at {sigma:g}"
+    return "" if sigma is None or sigma == values["sigma"] or _is_bound(values) else f"trained at {sigma:g}"
+
+
+def _is_bound(values: dict[str, Any]) -> bool:
+    """True for a deterministic bound, whose method says all."""
+    return values["procedure"].get("method") is not None
 
 
 def _procedure(values: dict[str, Any]) -> str:
-    return str(values["procedure"].get("name", ""))
+    return "" if _is_bound(values) else str(values["procedure"].get("name", ""))
 
 
 def _draws(values: dict[str, Any]) -> str:
@@ -25,12 +38,12 @@ def _draws(values: dict[str, Any]) -> str:
 
 _TRAITS: tuple[Callable[[dict[str, Any]], str], ...] = (
     lambda values: str(values["model"].get("recipe") or ""),
-    lambda values: f"σ = {values['sigma']:g}",
+    _certified_by,
     _training,
     lambda values: str(values["data"]["name"]),
     _procedure,
     _draws,
-    lambda values: f"α = {values['alpha']:g}",
+    lambda values: "" if _is_bound(values) else f"α = {values['alpha']:g}",
 )
 
 
@@ -41,7 +54,10 @@ def run_names(runs: Sequence[Run]) -> list[str]:
     """
     rows = [[trait(run.manifest.values) for trait in _TRAITS] for run in runs]
     # The second trait, the noise level, is what a run goes by when nothing else can be said.
-    telling = [number for number in range(len(_TRAITS)) if len({row[number] for row in rows}) > 1] or [1]
+    smoothed = [row for row, run in zip(rows, runs, strict=True) if not _is_bound(run.manifest.values)]
+    telling = [
+        number for number in range(len(_TRAITS)) if len({row[number] for row in (rows if number < 2 else smoothed)}) > 1
+    ] or [1]
     names = [", ".join(filter(None, (row[number] for number in telling))) or row[1] for row in rows]
     if len(set(names)) == len(names):
         return names

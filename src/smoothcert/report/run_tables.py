@@ -110,6 +110,8 @@ def _check(runs: Sequence[Run], lower_bound: float | None) -> None:
     for run in runs:
         if run.predicts:
             raise ConfigError(f"Expected runs that certify, {run.path} predicts: see `smoothcert plot predictions`.")
+        if not run.certifies:
+            raise ConfigError(f"Expected runs that certify, {run.path} attacks: see `smoothcert plot attack-success`.")
         if not run.rows:
             raise ConfigError(f"There are no rows in {run.path} yet.")
         if all(row["true"] is None for row in run.rows):
@@ -125,7 +127,7 @@ def _measure(
     correct = are_correct([claim.label for claim in found], [_truth(row) for row in run.rows])
     radius, count = [claim.radius for claim in found], len(found)
     accuracies = np.atleast_1d(certified_accuracy(radius, correct, at)).tolist()
-    if rho is not None:
+    if rho is not None and run.manifest.values["alpha"] > 0:  # what is deterministic is certified in truth
         certified = [round(share * count) for share in accuracies]
         accuracies = bound(certified, count, alpha=float(run.manifest.values["alpha"]), rho=rho).tolist()
     abstained = sum(claim.label is None for claim in found) / count
@@ -197,6 +199,10 @@ def _notes(runs: Sequence[Run], rho: float | None, bound: str) -> tuple[str, ...
         notes.append(
             f"Accuracies are lower bounds ({bound}) on the share that is certified in truth, with probability "
             f"{1 - rho:g} over the noise for {'all of a row at once' if bound == 'simultaneous' else 'each'}."
+        )
+    if any(run.manifest.kind == "bound" for run in runs):
+        notes.append(
+            "Runs with α = 0 are deterministic bounds of a network itself, without noise; there std. is its accuracy."
         )
     if any(run.manifest.kind == "import" for run in runs):
         notes.append("Logs have no votes: their radii are as printed there, which may be rounded up.")

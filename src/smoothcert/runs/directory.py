@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
-ROWS = {"certify": "certificates.jsonl", "predict": "predictions.jsonl", "import": "certificates.jsonl"}
+ROWS = {
+    "certify": "certificates.jsonl",
+    "predict": "predictions.jsonl",
+    "import": "certificates.jsonl",
+    "bound": "certificates.jsonl",
+    "attack": "attacks.jsonl",
+    "attack-base": "attacks.jsonl",
+}
 LOCK = "lock"
 TIMES = "times.jsonl"
 
@@ -42,6 +49,21 @@ class Run:
     def predicts(self) -> bool:
         """True for answers without radii, of a run that predicts or of a log of such a one."""
         return self.manifest.kind == "predict" or self.manifest.values.get("log", {}).get("kind") == "predict"
+
+    @property
+    def certifies(self) -> bool:
+        """True for classes with radii, whatever they rest on."""
+        return self.manifest.kind in ("certify", "bound") or (self.manifest.kind == "import" and not self.predicts)
+
+    @property
+    def attacks(self) -> bool:
+        """True for attacks, on a smoothed classifier or on a base classifier."""
+        return self.manifest.kind in ("attack", "attack-base")
+
+    @property
+    def has_votes(self) -> bool:
+        """True if the rows rest on votes that are in the run; logs have none, deterministic bounds need none."""
+        return self.manifest.kind in ("certify", "predict", "attack")
 
     @property
     def sigma(self) -> float:

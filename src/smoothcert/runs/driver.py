@@ -1,4 +1,4 @@
-"""Certifying or predicting a data set: makes the manifest, hands the work to an engine, writes the rows in order."""
+"""Runs of any kind: hands the work to an engine, and writes the rows in order."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import contextlib
 import json
 import platform
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,119 +18,32 @@ import torch
 
 from smoothcert import __version__
 from smoothcert.data.dataset import Dataset
-from smoothcert.data.selection import select_indices
 from smoothcert.errors import InputError
 from smoothcert.models.classifier import Classifier
-from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.directory import TIMES, Run, Writer
 from smoothcert.runs.engines import Done, Processes, run_here
 from smoothcert.runs.journal import Journal, Row
 from smoothcert.runs.manifest import FORMAT, Manifest
-from smoothcert.runs.settings import RunSettings
-from smoothcert.runs.work import Chunk, Task, Worker, describe_error
-from smoothcert.sampling import Plan
-from smoothcert.smoothed import Smoothed
-from smoothcert.stats.procedures import FixedN, Predict, describe
-from smoothcert.streams import make_key
+from smoothcert.runs.settings import EngineSettings
+from smoothcert.runs.work import Chunk, OnDraws, Task, describe_error
 
+OnStart = Callable[[int, int, str | None], None]
 OnRows = Callable[[Sequence[Row], int], None]
-_CHUNK_SECONDS = 2.0
-_MOST_INPUTS = 16
-_GUESSED_DRAWS = 20_000  # of an input, before any was worked on
-_TIMED_DRAWS = 256
 
 
-def run_dataset(
-    model: ModelSpec,
-    data: Dataset,
-    settings: RunSettings,
-    out: Path | Writer,
-    *,
-    classifier: Classifier | None = None,
-    indices: Sequence[int] | None = None,
-    resume: bool = False,
-    on_start: Callable[[int, int, str | None], None] | None = None,
-    on_rows: OnRows | None = None,
-    on_draws: Callable[[int], None] | None = None,
-) -> Run:
-    """Certify or predict the inputs of `data` under `indices`, by default all, into the run directory `out`.
+@dataclass(frozen=True)
+class Job:
+    """A run made ready: what is to be done to which inputs, so many at a time, and what its manifest says."""
 
-    Rows are on disk as soon as they are made, in the order of the indices; a run that was cut off goes on with `resume`
-    and ends with the same file. `classifier` is the model if it is loaded already, and `out` may be a `Writer` that
-    holds the directory. `on_start(done, total, notice)` is told how much is there, `on_rows(rows, draws)` of each chunk
-    written, `on_draws(n)` of draws on the way.
-    """
-    settings.check()
-    chosen = select_indices(len(data), indices=indices).tolist()
-    with contextlib.nullcontext(out) if isinstance(out, Writer) else Writer(out, resume=resume) as writer:
-        prepared = _Prepared(model, classifier, data, settings, chosen, writer.existing)
-        journal = writer.start(prepared.manifest)
-        manifest = writer.existing or prepared.manifest
-        done = len(journal.rows)
-        if on_start is not None:
-            on_start(done, len(chosen), journal.notice)
-        rows = list(journal.rows)
-        if done < len(chosen):
-            listener = on_draws or (lambda _: None)
-            results = prepared.run(done, listener)
-            with contextlib.closing(results):
-                rows += _write(journal, results, prepared, done, writer.path / TIMES, on_rows)
-    return Run(writer.path, manifest, rows)
+    task: Task
+    classifier: Classifier
+    data: Dataset
+    indices: list[int]
+    chunk: int
+    manifest: Manifest
+    settings: EngineSettings
 
-
-class _Prepared:
-    """The model loaded, the manifest made, the task described."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        classifier: Classifier | None,
-        data: Dataset,
-        settings: RunSettings,
-        indices: list[int],
-        existing: Manifest | None,
-    ) -> None:
-        self.data, self.settings, self.indices = data, settings, indices
-        first = _first_readable(data, indices)
-        spec = spec if data.shape is None else replace(spec, fitted=data.shape)
-        self.classifier = spec.load(classifier)
-        if settings.tests_true_labels and data.labels is None:
-            raise InputError(f"Known labels were asked for, but {data.name} has none.")
-        old = None if existing is None else existing.values
-        key = old["key"] if old and settings.seed is None else make_key(settings.seed).hex()
-        smoothed = Smoothed(
-            self.classifier,
-            settings.sigma,
-            noise=settings.noise,
-            batch_size=settings.batch_size,
-            device=settings.device,
-            key=key,
-            allow_random=settings.allow_random,
-            progress=False,
-        )
-        classes = smoothed.check(first)
-        plan, self.chunk = _plan(smoothed, first, settings, old)
-        self.task = Task(
-            model=spec,
-            weights_hash=self.classifier.weights_hash,
-            kind=settings.kind,
-            sigma=settings.sigma,
-            noise=settings.noise,
-            procedure=settings.make_procedure(),
-            tests_true_labels=settings.tests_true_labels,
-            num_classes=classes,
-            key=key,
-            plan=plan,
-            device=str(smoothed.device),
-            secure=settings.secure,
-            allow_random=settings.allow_random,
-        )
-        described = _describe(self.task, self.classifier, data, settings, indices, self.chunk)
-        if old and settings.seed is None:
-            described["seed"] = old["seed"]  # as its key is the run's
-        self.manifest = Manifest(described)
-
-    def run(self, done: int, on_draws: Callable[[int], None]) -> Iterator[Done]:
+    def run(self, done: int, on_draws: OnDraws) -> Iterator[Done]:
         """The chunks that have rows left to write, worked off by the engine."""
         chunks = self._chunks(done)
         if self.settings.engine == "ray":
@@ -139,7 +51,7 @@ class _Prepared:
 
             yield from run_on_ray(self.task, self.settings, chunks, on_draws)
         elif self.settings.workers in (None, 1) and self.settings.timeout is None:
-            worker = Worker(self.task, on_draws=on_draws, classifier=self.classifier)
+            worker = self.task.start(on_draws=on_draws, classifier=self.classifier)
             yield from run_here(worker, chunks)
         else:
             workers = self.settings.workers or 1
@@ -150,6 +62,34 @@ class _Prepared:
         """Chunks begin at fixed places: one that was half written is worked off again as a whole."""
         for number in range(done // self.chunk, -(-len(self.indices) // self.chunk)):
             yield read_chunk(self.data, self.indices, self.chunk, number)
+
+
+def drive(
+    prepare: Callable[[Manifest | None], Job],
+    out: Path | Writer,
+    *,
+    resume: bool = False,
+    on_start: OnStart | None = None,
+    on_rows: OnRows | None = None,
+    on_draws: OnDraws | None = None,
+) -> Run:
+    """Work a job off into the run directory `out`, or go on with the one that is there.
+
+    `prepare` makes the job, and is told of the manifest that is there already, if one is.
+    """
+    with contextlib.nullcontext(out) if isinstance(out, Writer) else Writer(out, resume=resume) as writer:
+        job = prepare(writer.existing)
+        journal = writer.start(job.manifest)
+        manifest = writer.existing or job.manifest
+        done = len(journal.rows)
+        if on_start is not None:
+            on_start(done, len(job.indices), journal.notice)
+        rows = list(journal.rows)
+        if done < len(job.indices):
+            results = job.run(done, on_draws or (lambda _: None))
+            with contextlib.closing(results):
+                rows += _write(journal, results, job.chunk, done, writer.path / TIMES, on_rows)
+    return Run(writer.path, manifest, rows)
 
 
 def read_chunk(data: Dataset, indices: Sequence[int], size: int, number: int) -> Chunk:
@@ -166,7 +106,8 @@ def _read(data: Dataset, index: int) -> Any:
         return describe_error(error)
 
 
-def _first_readable(data: Dataset, indices: Sequence[int]) -> Any:
+def first_readable(data: Dataset, indices: Sequence[int]) -> Any:
+    """The first of the inputs that can be read; InputError if none can."""
     for index in indices:
         one = _read(data, index)
         if not isinstance(one, str):
@@ -174,43 +115,23 @@ def _first_readable(data: Dataset, indices: Sequence[int]) -> Any:
     raise InputError(f"None of the chosen inputs of {data.name} can be read; the first: {_read(data, indices[0])}")
 
 
-def _plan(smoothed: Smoothed, first: Any, settings: RunSettings, old: Any) -> tuple[Plan, int]:
-    """Batch size, layout and inputs per chunk: as given, as the run has them, or as measured now."""
-    if old is not None:
-        plan = Plan(old["plan"]["batch_size"], old["plan"]["channels_last"], threads=old["plan"]["threads"])
-        return replace(plan, batch_size=settings.batch_size or plan.batch_size), settings.chunk or old["plan"]["chunk"]
-    found = smoothed.plan_for(np.asarray(first).shape)
-    # One thread per worker: more of them may add up in another order.
-    plan = Plan(found.batch_size, found.channels_last, threads=1 if smoothed.device.type == "cpu" else None)
-    if settings.chunk is not None:
-        return plan, settings.chunk
-    if isinstance(settings.make_procedure(), FixedN | Predict) or settings.timeout is not None:
-        return plan, 1  # long stages gain nothing by sharing batches; and who hangs should take no others along
-    started = time.monotonic()
-    smoothed.predict(first, Predict(n=_TIMED_DRAWS))  # without an index: on noise that no row will rest on
-    seconds = (time.monotonic() - started) / _TIMED_DRAWS * _GUESSED_DRAWS
-    return plan, max(1, min(_MOST_INPUTS, int(_CHUNK_SECONDS / seconds)))
-
-
-def _describe(
-    task: Task, classifier: Classifier, data: Dataset, settings: RunSettings, indices: list[int], chunk: int
+def shared_values(
+    classifier: Classifier,
+    classes: int,
+    data: Dataset,
+    indices: list[int],
+    chunk: int,
+    device: str,
+    settings: EngineSettings,
 ) -> dict[str, Any]:
-    """The content of run.json."""
+    """What run.json says whatever the kind of run."""
     return {
         "format": FORMAT,
-        "kind": settings.kind,
-        "sigma": task.sigma,
-        "alpha": settings.alpha,
-        "noise": task.noise,
-        "procedure": describe(task.procedure),
-        "known_labels": task.tests_true_labels,
-        "secure": task.secure,
-        "allow_random": task.allow_random,
         "model": {
             "source": classifier.source,
             "kind": classifier.kind,
             "weights_hash": classifier.weights_hash,
-            "num_classes": task.num_classes,
+            "num_classes": classes,
             "classes": None if classifier.classes is None else list(classifier.classes),
             "input_shape": None if classifier.input_shape is None else list(classifier.input_shape),
             "normalization": classifier.normalization,
@@ -225,15 +146,8 @@ def _describe(
             "classes": None if data.classes is None else list(data.classes),
         },
         "indices": indices,
-        "key": task.key,
-        "seed": settings.seed,
-        "plan": {
-            "batch_size": task.plan.batch_size,
-            "channels_last": task.plan.channels_last,
-            "threads": task.plan.threads,
-            "chunk": chunk,
-        },
-        "device": _device_name(task.device),
+        "plan": {"chunk": chunk},
+        "device": _device_name(device),
         "dtype": "float32",
         "versions": _versions(),
         "python": platform.python_version(),
@@ -257,10 +171,9 @@ def _device_name(device: str) -> str:
 
 
 def _write(
-    journal: Journal, results: Iterable[Done], prepared: _Prepared, done: int, times: Path, on_rows: OnRows | None
+    journal: Journal, results: Iterable[Done], size: int, done: int, times: Path, on_rows: OnRows | None
 ) -> list[Row]:
     """Append rows in the order of the indices, whatever order the chunks come in; each chunk once."""
-    size = prepared.chunk
     waiting: dict[int, tuple[list[Row], float]] = {}
     number, written = done // size, []
     skipped = done % size

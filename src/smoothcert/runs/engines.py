@@ -67,7 +67,7 @@ def _serve(task: Task, threads: int, beat: float, pipe: Connection) -> None:
                 drawn = 0
 
     try:
-        worker = Worker(task, on_draws=on_draws)
+        worker = task.start(on_draws=on_draws)
         pipe.send(("ready", None))
         while True:
             rows = worker.work(pipe.recv())

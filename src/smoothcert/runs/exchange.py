@@ -45,6 +45,8 @@ def export_run(run: Run, path: Path, format: Format) -> tuple[str, ...]:  # noqa
     down; Parquet has them as they are.
     """
     writer = _WRITERS[check_choice("format", format, _WRITERS)]
+    if run.attacks:
+        raise ConfigError(f"{run.path} holds attacks, for which others' logs have no form.")
     check_new_file(path)
     if format == "parquet":
         _pyarrow()

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from smoothcert import errors
 from smoothcert.errors import ConfigError, MissingExtraError, ModelError, SmoothcertError
 from smoothcert.runs.engines import ATTEMPTS, Done, OnDraws, given_up
-from smoothcert.runs.settings import RunSettings
-from smoothcert.runs.work import Chunk, Task, Worker, describe_error
+from smoothcert.runs.settings import EngineSettings
+from smoothcert.runs.work import Chunk, Task, describe_error
 from smoothcert.sampling import MAX_WORKERS
 
 log = logging.getLogger("smoothcert")
@@ -36,7 +36,7 @@ _MOST_IDLE = 0.2  # share of the CPUs that may be left over for actors with more
 _NEEDED = "Expected on every node: this version of smoothcert, what the model needs, and memory for it."
 
 
-def run_on_ray(task: Task, settings: RunSettings, chunks: Iterator[Chunk], on_draws: OnDraws) -> Iterator[Done]:
+def run_on_ray(task: Task, settings: EngineSettings, chunks: Iterator[Chunk], on_draws: OnDraws) -> Iterator[Done]:
     """Work chunks off on the Ray cluster at `settings.address`, or on one that is started here for the time being.
 
     Yields (number, rows, seconds) in any order. A Ray that this process has initialised already is used as it is, and
@@ -77,7 +77,7 @@ class _Actor:
         task: Task = ray.get(held[0])  # in here, so that a model that cannot be unpickled is an answer too
         if task.device.startswith("cuda"):
             task = replace(task, device="cuda:0")  # Ray shows an actor its own GPU only
-        self._worker = Worker(task, on_draws=self._on_draws)
+        self._worker = task.start(on_draws=self._on_draws)
         self._worker.check_weights()
 
     def _on_draws(self, number: int) -> None:
@@ -114,7 +114,7 @@ def _import_ray() -> ModuleType:
 
 
 @contextlib.contextmanager
-def _cluster(settings: RunSettings) -> Iterator[ModuleType]:
+def _cluster(settings: EngineSettings) -> Iterator[ModuleType]:
     """Ray, connected to a cluster; only what is started here is shut down."""
     ray = _import_ray()
     if ray.is_initialized():
@@ -128,7 +128,7 @@ def _cluster(settings: RunSettings) -> Iterator[ModuleType]:
         ray.shutdown()
 
 
-def _connect(ray: ModuleType, settings: RunSettings) -> None:
+def _connect(ray: ModuleType, settings: EngineSettings) -> None:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if settings.address is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

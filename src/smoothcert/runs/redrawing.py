@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 from smoothcert.data.dataset import Dataset
 from smoothcert.errors import InputError, ModelError
 from smoothcert.models.spec import ModelSpec
+from smoothcert.runs.bounding import BoundTask
 from smoothcert.runs.directory import Run
 from smoothcert.runs.driver import read_chunk
+from smoothcert.runs.smoothing import SmoothingTask
 from smoothcert.runs.verification import Problem, procedure_of
-from smoothcert.runs.work import Task, Worker
 from smoothcert.sampling import Plan
 
 
@@ -33,7 +35,8 @@ def draw_again(
     classifier = spec.load()
     if classifier.weights_hash != values["model"]["weights_hash"]:
         raise ModelError(f"{classifier.source} is not the model of {run.path}: its weights are others.")
-    worker = Worker(_task(values, spec), classifier=classifier)
+    task = _bound_task(values, spec) if run.manifest.kind == "bound" else _task(values, spec)
+    worker = task.start(classifier=classifier)
     made, problems = 0, []
     for number in _chosen(run, count):
         size = values["plan"]["chunk"]
@@ -54,9 +57,18 @@ def _chosen(run: Run, count: int) -> Iterator[int]:
     return iter(whole[: -(-count // size)])
 
 
-def _task(values: Mapping[str, Any], spec: ModelSpec) -> Task:
+def _bound_task(values: Mapping[str, Any], spec: ModelSpec) -> BoundTask:
+    return BoundTask(
+        model=spec,
+        weights_hash=values["model"]["weights_hash"],
+        device=values["device"].partition(" ")[0],
+        method=values["procedure"]["method"],
+    )
+
+
+def _task(values: Mapping[str, Any], spec: ModelSpec) -> SmoothingTask:
     plan = values["plan"]
-    return Task(
+    return SmoothingTask(
         model=spec,
         weights_hash=values["model"]["weights_hash"],
         kind=values["kind"],
@@ -73,8 +85,15 @@ def _task(values: Mapping[str, Any], spec: ModelSpec) -> Task:
     )
 
 
+def _same(old: Any, new: Any) -> bool:
+    """Equal; of numbers that were computed, to nine digits."""
+    if isinstance(old, float) and isinstance(new, float):
+        return math.isclose(old, new, rel_tol=1e-9, abs_tol=0.0)
+    return bool(old == new)
+
+
 def _differing(first: int, recorded: list[dict[str, Any]], rows: list[dict[str, Any]]) -> Iterator[Problem]:
     for place, (old, new) in enumerate(zip(recorded, rows, strict=False)):
-        names = [name for name in new if old.get(name) != new[name]]
+        names = [name for name in new if not _same(old.get(name), new[name])]
         if names:
             yield Problem(first + place + 1, f"drawn again, its {', '.join(names)} came out otherwise")

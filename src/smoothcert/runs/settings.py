@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from smoothcert.checks import check_count, check_sigma
+import tyro
+
+from smoothcert.checks import check_alpha, check_choice, check_count, check_sigma
 from smoothcert.errors import ConfigError
 from smoothcert.options import Floats, OptionalFloat, OptionalInt, OptionalText
 
@@ -22,7 +25,30 @@ def parse_shard(text: str, *, most: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings:
+class EngineSettings:
+    """Who does the work of a run, of whatever kind it is."""
+
+    engine: Literal["local", "ray"] = "local"
+    """local: this machine; ray: a Ray cluster."""
+    workers: OptionalInt = None
+    """Processes that work side by side; by default one here, and as many as fit on a cluster."""
+    address: OptionalText = None
+    """Address of a running Ray cluster; by default one is started here."""
+    timeout: OptionalFloat = None
+    """Give an input up after so many seconds without a forward pass; needs worker processes."""
+
+    def check(self) -> None:
+        """Raise ConfigError for settings out of range, before anything is loaded or written."""
+        if self.workers is not None:
+            check_count("workers", self.workers)
+        if self.timeout is not None and not 0 < self.timeout < float("inf"):
+            raise ConfigError(f"Expected `timeout` to be a finite number of seconds > 0, got {self.timeout!r}.")
+        if self.address is not None and self.engine != "ray":
+            raise ConfigError("An `address` is that of a Ray cluster: add --engine ray.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(EngineSettings):
     """Settings of a run that certifies or predicts."""
 
     sigma: float
@@ -45,27 +71,16 @@ class RunSettings:
     """Evidence against whoever made the model: grid noise and a fresh key only."""
     allow_random: bool = False
     """Accept a model that answers at random, fresh for every copy."""
-    engine: Literal["local", "ray"] = "local"
-    """local: this machine; ray: a Ray cluster."""
-    workers: OptionalInt = None
-    """Processes that work side by side; by default one here, and as many as fit on a cluster."""
-    address: OptionalText = None
-    """Address of a running Ray cluster; by default one is started here."""
-    timeout: OptionalFloat = None
-    """Give an input up after so many seconds without a forward pass; needs worker processes."""
 
     def check(self) -> None:
         """Raise ConfigError for settings out of range, before anything is loaded or written."""
         check_sigma(self.sigma)
         self.make_procedure()
-        for name in ("batch_size", "chunk", "workers"):
+        for name in ("batch_size", "chunk"):
             value = getattr(self, name)
             if value is not None:
                 check_count(name, value)
-        if self.timeout is not None and not 0 < self.timeout < float("inf"):
-            raise ConfigError(f"Expected `timeout` to be a finite number of seconds > 0, got {self.timeout!r}.")
-        if self.address is not None and self.engine != "ray":
-            raise ConfigError("An `address` is that of a Ray cluster: add --engine ray.")
+        super().check()
         if self.secure and (self.seed is not None or self.noise == "gaussian"):
             raise ConfigError("A secure run needs grid noise and a fresh key: drop `seed`, or `secure`.")
 
@@ -149,3 +164,107 @@ class PredictSettings(RunSettings):
     def kind(self) -> str:
         """What the run does."""
         return "predict"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundSettings(EngineSettings):
+    """Settings of a run that bounds a network."""
+
+    method: Literal["lipschitz", "dual", "crown", "auto-lirpa"] = "crown"
+    """lipschitz: margin over the product of the layers' norms (Tsuzuku et al. 2018); dual: linear relaxation with the
+    same slopes (Wong & Kolter 2018); crown: with the better of two kinds of slopes (Zhang et al. 2018); auto-lirpa:
+    CROWN as auto_LiRPA computes it, if that is installed."""
+    batch_size: int = 8
+    """Inputs that are bounded together."""
+    device: OptionalText = None
+    """cpu, cuda, cuda:1, mps; by default the fastest here."""
+
+    def check(self) -> None:
+        """Raise ConfigError for settings out of range."""
+        check_choice("method", self.method, ("lipschitz", "dual", "crown", "auto-lirpa"))
+        check_count("batch_size", self.batch_size)
+        super().check()
+
+    @property
+    def kind(self) -> str:
+        """What the run does."""
+        return "bound"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackSettings(EngineSettings):
+    """Settings of a run that attacks a smoothed classifier."""
+
+    factor: Floats = (1.0, 1.5, 2.0)
+    """Attack within these multiples of each input's certified radius."""
+    attacks: Annotated[
+        tuple[Literal["paper", "strong", "ddn", "abstain"], ...],
+        tyro.conf.arg(help_behavior_hint="(default: paper strong)"),
+    ] = ("paper", "strong")
+    """paper: Cohen et al. 2019, Appendix J.3; strong: soft votes, common noises, several rivals and restarts; ddn: the
+    smallest perturbation; abstain: a tie, so that PREDICT abstains."""
+    alpha: float = 0.001
+    """Level of the test by which fresh draws judge an attack."""
+    n_max: int = 10_000
+    """Most draws of the judge per attempt."""
+    clip: bool = False
+    """Keep perturbed inputs in [0, 1]; certified balls are not, so that attacks may leave it too."""
+    seed: OptionalInt = None
+    """Same seed, same attacks. By default a fresh key from the operating system, recorded in the run."""
+    device: OptionalText = None
+    """cpu, cuda, cuda:1, mps; by default the fastest here."""
+
+    def check(self) -> None:
+        """Raise ConfigError for settings out of range."""
+        check_alpha(self.alpha)
+        check_count("n_max", self.n_max)
+        _check_names("attacks", self.attacks, ("paper", "strong", "ddn", "abstain"))
+        if not self.factor or not all(0 < one < float("inf") for one in self.factor):
+            raise ConfigError(f"Expected `factor` to be finite numbers > 0, got {self.factor!r}.")
+        super().check()
+
+    @property
+    def kind(self) -> str:
+        """What the run does."""
+        return "attack"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseAttackSettings(EngineSettings):
+    """Settings of a run that attacks a base classifier."""
+
+    attacks: Annotated[
+        tuple[Literal["deepfool", "pgd", "ddn", "cw"], ...], tyro.conf.arg(help_behavior_hint="(default: all)")
+    ] = ("deepfool", "pgd", "ddn", "cw")
+    """Attacks of foolbox, in L2; the smallest perturbation that any of them finds counts."""
+    steps: OptionalInt = None
+    """Gradients of one ascent; by default each attack's own number."""
+    batch_size: int = 100
+    """Inputs that are attacked together."""
+    clip: bool = True
+    """Keep perturbed inputs in [0, 1]."""
+    seed: int = 0
+    """Same seed, same attacks."""
+    device: OptionalText = None
+    """cpu, cuda, cuda:1, mps; by default the fastest here."""
+
+    def check(self) -> None:
+        """Raise ConfigError for settings out of range."""
+        _check_names("attacks", self.attacks, ("deepfool", "pgd", "ddn", "cw"))
+        for name, value in (("steps", self.steps), ("batch_size", self.batch_size)):
+            if value is not None:
+                check_count(name, value)
+        check_count("seed", self.seed, least=0)
+        super().check()
+
+    @property
+    def kind(self) -> str:
+        """What the run does."""
+        return "attack-base"
+
+
+def _check_names(name: str, values: Sequence[str], known: Sequence[str]) -> None:
+    for value in values:
+        check_choice(name, value, known)
+    if not values or len(set(values)) < len(values):
+        raise ConfigError(f"Expected different names in `{name}`, at least one, got {values!r}.")

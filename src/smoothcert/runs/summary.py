@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ def default_radii(run: Run) -> tuple[float, ...]:
     if own:
         return tuple(own)
     largest = max((float(row.get("radius", 0.0)) for row in run.rows), default=0.0)
-    step = run.sigma / 2
+    step = run.sigma / 2 or 10.0 ** math.floor(math.log10(largest or 1.0))
     return tuple(round(k * step, 6) for k in range(min(_STEPS, int(largest / step) + 1)))
 
 
@@ -42,7 +43,7 @@ def summarize(run: Run, radii: Sequence[float]) -> dict[str, Any]:
         "sigma": run.sigma,
         "alpha": run.manifest.values["alpha"],
     }
-    if not run.predicts and rows:
+    if run.certifies and rows:
         # Without labels, every claim counts: the share of inputs that are certified at all.
         counted = np.array(table["correct"]) if labelled else np.array([label is not None for label in table["label"]])
         summary["radii"] = list(radii)

@@ -46,6 +46,7 @@ class Verification:
     """What was checked, what was found wrong, and what could not be checked."""
 
     path: Path
+    kind: str = ""
     rows: int = 0
     recomputed: int = 0
     drawn_again: int = 0
@@ -66,12 +67,12 @@ def verify_run(path: Path, on_row: Callable[[int, int], None] = lambda _done, _t
     except SmoothcertError as error:
         found.problems.append(Problem(0, str(error)))
         return found
-    found.rows = len(run.rows)
+    found.kind, found.rows = run.manifest.kind, len(run.rows)
     found.problems += _whole_run(run)
     for line, row in enumerate(run.rows, start=1):
         problems = list(_row_problems(row, run.manifest.values))
         found.problems += [Problem(line, words) for words in problems]
-        found.recomputed += "stages" in row and not problems
+        found.recomputed += ("stages" in row or "attempts" in row) and not problems
         on_row(line, len(run.rows))
     found.unchecked += _unchecked(run)
     return found
@@ -91,7 +92,7 @@ def _whole_run(run: Run) -> Iterator[Problem]:
         own = values["procedure"].get(name)
         if own is not None and own != values[name]:
             yield Problem(0, f"the manifest has {name} {values[name]!r}, its procedure {own!r}")
-    if run.manifest.kind == "import":
+    if run.manifest.kind in ("import", "bound", "attack-base"):
         return
     try:
         procedure_of(values)
@@ -120,8 +121,14 @@ def _row_problems(row: Row, values: Mapping[str, Any]) -> Iterator[str]:
         if value is not None and (not _is_count(value) or (classes is not None and value >= classes)):
             yield f"{name} is {value!r}, which is no class"
     if "error" in row:
-        if set(row) & {"label", "radius", "stages"}:
+        if set(row) & {"label", "radius", "stages", "attempts", "norm", "norms"}:
             yield "an input that failed has a result"
+        return
+    if values["kind"] == "attack":
+        yield from _attempt_problems(row, values)
+        return
+    if values["kind"] == "attack-base":
+        yield from _norm_problems(row, values)
         return
     if "stages" not in row:
         yield from _claim_without_votes(row, values)
@@ -130,6 +137,44 @@ def _row_problems(row: Row, values: Mapping[str, Any]) -> Iterator[str]:
     yield from wrong
     if not wrong:
         yield from _recomputed_problems(row, values)
+
+
+def _attempt_problems(row: Row, values: Mapping[str, Any]) -> Iterator[str]:
+    """Attempts of an attack: each as it should be, within its radius, judged as its votes say."""
+    expected = [(attack, factor) for attack in values["attacks"] for factor in values["factors"]]
+    attempts, radius = row.get("attempts"), row.get("radius")
+    if not _is_number(radius) or radius <= 0:
+        yield f"its certified radius is {radius!r}"
+        return
+    listed = isinstance(attempts, list) and all(isinstance(one, dict) for one in attempts)
+    if not listed or [(one.get("attack"), one.get("factor")) for one in attempts] != expected:
+        yield "its attempts are not those of the run"
+        return
+    for one in attempts:
+        name = f"attack {one['attack']} within {one['factor']:g} R"
+        if not _is_number(one.get("norm")) or not 0 <= one["norm"] < one["factor"] * radius:
+            yield f"{name}: the perturbation's norm is {one.get('norm')!r}"
+        judged = {**one, "index": row["index"], "true": row["true"]}
+        wrong = list(_vote_problems(one.get("stages"), values["model"]["num_classes"]))
+        for words in wrong or _recomputed_problems(judged, values):
+            yield f"{name}: {words}"
+
+
+def _norm_problems(row: Row, values: Mapping[str, Any]) -> Iterator[str]:
+    """Norms of perturbations of a base classifier: numbers, of which the smallest counts."""
+    norms = row.get("norms")
+    if not isinstance(norms, dict) or list(norms) != values["attacks"]:
+        yield "its norms are not those of the run's attacks"
+        return
+    found = [norm for norm in norms.values() if norm is not None]
+    if any(not isinstance(norm, int | float) or norm < 0 for norm in found) or row.get("norm") != min(
+        found, default=None
+    ):
+        yield f"its norm is {row.get('norm')!r}, the attacks found {norms!r}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_count(value: Any) -> bool:
@@ -154,8 +199,8 @@ _EXTRA = ("invalid", "ties")
 
 
 def _claim_without_votes(row: Row, values: Mapping[str, Any]) -> Iterator[str]:
-    """An imported row: its radius must be one that is possible."""
-    if values["kind"] != "import":
+    """An imported row, or one of a deterministic bound: its radius must be one that is possible."""
+    if values["kind"] not in ("import", "bound"):
         yield "it has no votes"
     radius = row.get("radius", 0.0)
     if not isinstance(radius, int | float) or not 0 <= radius < math.inf:
@@ -238,10 +283,15 @@ def _other_arithmetic(result: Certificate, bounds: Bounds, radius: float) -> Ite
 
 def _unchecked(run: Run) -> Iterator[str]:
     """What a run cannot show by itself."""
+    if run.manifest.kind.startswith("attack"):
+        yield "that the perturbed inputs were attacked and answered so: repeat the run with its seed or key"
+        return
     without = sum("stages" not in row and "error" not in row for row in run.rows)
-    if without:
+    if without and run.manifest.kind == "bound":
+        yield f"{without:,} radii, which rest on the network alone: give --again to compute some of them once more"
+    elif without:
         yield f"{without:,} radii: the run has no votes for them (an imported log)"
-    if run.manifest.kind != "import" and _tolerance(run.manifest.values):
+    if run.has_votes and _tolerance(run.manifest.values):
         yield f"digits beyond the ninth: the run was made with SciPy {run.manifest.values['versions'].get('scipy')}"
     if run.errors:
         yield f"{len(run.errors):,} inputs that failed: they have no result"

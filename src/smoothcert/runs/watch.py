@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from smoothcert.progress import ProgressBar
@@ -13,8 +13,12 @@ from smoothcert.stats.accuracy import floor_percent
 class Watch:
     """A progress bar over a run's inputs; silent where it is not `enabled`, by default where there is no terminal."""
 
-    def __init__(self, kind: str, *, enabled: bool | None = None) -> None:
-        self._verb, self._enabled = "certified" if kind == "certify" else "right", enabled
+    def __init__(
+        self, kind: str, *, enabled: bool | None = None, on_start: Callable[[int, int, str | None], None] | None = None
+    ) -> None:
+        self._verb = {"certify": "certified", "predict": "right", "bound": "right"}.get(kind)
+        self._enabled = enabled
+        self._on_start = on_start
         self._bar: ProgressBar | None = None
         self._drawn = self._settled = self._right = self._rows = self._labelled = 0
         self._began = time.monotonic()
@@ -26,8 +30,10 @@ class Watch:
         if self._bar is not None:
             self._bar.__exit__(*error)
 
-    def start(self, done: int, total: int) -> None:
+    def start(self, done: int, total: int, notice: str | None = None) -> None:
         """Begin with so many inputs done already."""
+        if self._on_start is not None:
+            self._on_start(done, total, notice)
         self._bar = ProgressBar("inputs", total, enabled=self._enabled)
         self._bar.advance(done)
         self._began = time.monotonic()
@@ -48,8 +54,8 @@ class Watch:
 
     def _show(self, rows: int) -> None:
         rate = self._drawn / max(1e-9, time.monotonic() - self._began)
-        words = f"inputs · {self._drawn:,} draws · {rate:,.0f}/s"
-        if self._labelled:
+        words = f"inputs · {self._drawn:,} draws · {rate:,.0f}/s" if self._drawn else "inputs"
+        if self._labelled and self._verb:
             words += f" · {floor_percent(self._right / self._rows)} % {self._verb}"
         if self._bar is not None:
             self._bar.advance(rows, words)

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from smoothcert.errors import ModelChangedError, ModelError
 from smoothcert.inputs import as_float32, content_id
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.spec import ModelSpec
-from smoothcert.runs.rows import Row, result_row
-from smoothcert.sampling import Plan, worker_count
-from smoothcert.smoothed import Smoothed
-from smoothcert.stats.procedures import Procedure
+from smoothcert.runs.rows import Row
 
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """Everything a worker must know to turn an input into its row, the same on every machine."""
-
-    model: ModelSpec
-    weights_hash: str | None
-    kind: str
-    sigma: float
-    noise: str
-    procedure: Procedure[Any]
-    tests_true_labels: bool
-    num_classes: int
-    key: str
-    plan: Plan
-    device: str
-    secure: bool
-    allow_random: bool
+OnDraws = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -54,35 +36,39 @@ class Chunk:
     truths: tuple[int | None, ...]
 
 
-class Worker:
-    """Holds the model and works chunks off, one after the other."""
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """Everything a worker must know to turn an input into its row, the same on every machine."""
 
-    def __init__(
-        self, task: Task, *, on_draws: Callable[[int], None] | None = None, classifier: Classifier | None = None
-    ) -> None:
-        classifier = classifier or task.model.load()
-        if classifier.weights_hash != task.weights_hash:
+    model: ModelSpec
+    weights_hash: str | None
+    device: str
+
+    @abstractmethod
+    def start(self, *, on_draws: OnDraws | None = None, classifier: Classifier | None = None) -> Worker:
+        """A worker for this task; `classifier` is its model if that is loaded already."""
+
+    def load(self, classifier: Classifier | None = None) -> Classifier:
+        """The model; ModelError if it is not the run's."""
+        classifier = classifier or self.model.load()
+        if classifier.weights_hash != self.weights_hash:
             raise ModelError(
-                f"Expected the model of the run, with weights {task.weights_hash}, got {classifier.weights_hash} in "
+                f"Expected the model of the run, with weights {self.weights_hash}, got {classifier.weights_hash} in "
                 f"{classifier.source}."
             )
-        self._task = task
-        # As many threads as torch has here, unless the model is one that must not be called from two of them.
-        workers = worker_count(classifier.network, torch.device(task.device))
-        self._smoothed = Smoothed(
-            classifier,
-            task.sigma,
-            task.num_classes,
-            noise=task.noise,
-            plan=replace(task.plan, workers=workers),
-            device=task.device,
-            key=task.key,
-            secure=task.secure,
-            allow_random=task.allow_random,
-            progress=False,
-            on_draws=on_draws,
-        )
+        return classifier
+
+
+class Worker(ABC):
+    """Holds a model and works chunks off, one after the other."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
         self._fingerprint = self._weights()
+
+    @abstractmethod
+    def results(self, inputs: npt.NDArray[Any], indices: Sequence[int], truths: Sequence[int | None]) -> Iterable[Row]:
+        """What a batch of inputs of one shape comes to, a row each."""
 
     def work(self, chunk: Chunk) -> list[Row]:
         """The rows of a chunk's inputs, in their order; an input that fails gets a row that says why."""
@@ -115,15 +101,9 @@ class Worker:
                 found[place] = {"error": describe_error(error)}
         return found
 
-    def _ask(self, chunk: Chunk, places: Sequence[int]) -> Iterator[Row]:
+    def _ask(self, chunk: Chunk, places: Sequence[int]) -> Iterable[Row]:
         batch = np.stack([chunk.inputs[place] for place in places])
-        indices = [chunk.indices[place] for place in places]
-        if self._task.kind == "predict":
-            results: Any = self._smoothed.predict(batch, self._task.procedure, index=indices)
-        else:
-            labels = [chunk.truths[place] for place in places] if self._task.tests_true_labels else None
-            results = self._smoothed.certify(batch, self._task.procedure, label=labels, index=indices)  # type: ignore[arg-type]
-        return (result_row(result) for result in results)
+        return self.results(batch, [chunk.indices[p] for p in places], [chunk.truths[p] for p in places])
 
     def check_weights(self) -> None:
         """Raise ModelChangedError unless weights and buffers are still those that were loaded."""
@@ -135,8 +115,9 @@ class Worker:
 
     def _weights(self) -> list[int]:
         """A checksum of every tensor; quick, as it guards against accidents rather than forgery."""
-        model: Any = self._smoothed.model
-        tensors = (one.detach().cpu().contiguous() for one in (*model.parameters(), *model.buffers()))
+        if not isinstance(self._network, nn.Module):
+            return []
+        tensors = (t.detach().cpu().contiguous() for t in (*self._network.parameters(), *self._network.buffers()))
         return [zlib.crc32(one.reshape(-1).view(torch.uint8).numpy()) for one in tensors]
 
 

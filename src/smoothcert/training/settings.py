@@ -31,8 +31,8 @@ class TrainSettings:
     sigma: float
     """Noise level, in units of pixels in [0, 1]; 0 trains an undefended network."""
     recipe: str = "gaussian"
-    """gaussian, stability, smoothadv, macer, consistency, smoothmix, cat-rs or denoiser; with settings after a colon:
-    consistency:weight=5,copies=4."""
+    """gaussian, stability, smoothadv, macer, consistency, smoothmix, cat-rs or denoiser, and for deterministic
+    certificates lipschitz-margin or dual; with settings after a colon: consistency:weight=5,copies=4."""
     epochs: int = 90
     """How often every training input is seen."""
     batch_size: int = 256
@@ -77,6 +77,8 @@ class TrainSettings:
             check_choice("augment", one, AUGMENTATIONS)
         if self.compile and self.recipe.partition(":")[0] == "denoiser":
             raise ConfigError("A denoiser is trained together with its classifier, which cannot be compiled as one.")
+        if self.compile and self.recipe.partition(":")[0] in ("lipschitz-margin", "dual"):
+            raise ConfigError(f"The recipe {self.recipe} bounds layer after layer, which cannot be compiled.")
         for name in ("epochs", "batch_size", "drop_every"):
             check_count(name, getattr(self, name))
         if not 0 < self.learning_rate < math.inf:

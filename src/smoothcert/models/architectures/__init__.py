@@ -14,6 +14,7 @@ from torch import nn
 
 from smoothcert.checks import check_choice, check_count
 from smoothcert.errors import ConfigError
+from smoothcert.models.architectures.lipschitz import lipschitz_cnn, wong_cnn
 from smoothcert.models.architectures.plain import lenet, mlp, small_cnn
 from smoothcert.models.architectures.residual import (
     ImageNetResNet,
@@ -32,11 +33,13 @@ __all__ = [
     "build",
     "cifar_resnet",
     "lenet",
+    "lipschitz_cnn",
     "mlp",
     "resnet18",
     "resnet50",
     "small_cnn",
     "wide_resnet",
+    "wong_cnn",
     "wong_resnet",
 ]
 
@@ -119,6 +122,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         (3, 32, 32),
         _images(least=4, multiple=4),
         "Wong et al. 2018, Scaling provable adversarial defenses",
+    ),
+    "wong-cnn": Architecture(
+        wong_cnn,
+        (1, 28, 28),
+        _images(least=4, multiple=4),
+        "Wong & Kolter 2018, Provable defenses via the convex outer adversarial polytope",
+    ),
+    "lipschitz-cnn": Architecture(
+        lipschitz_cnn,
+        (1, 28, 28),
+        _images(least=4, multiple=4),
+        "Serrurier et al. 2021, Achieving robustness in classification using optimal transport",
     ),
     "resnet18": Architecture(
         lambda classes, shape: resnet18(classes, shape[0]),

@@ -117,6 +117,8 @@ def lower_bound(runs: Sequence[Run], *, rho: float = 0.001, limit: float | None 
     (run,) = runs
     claims = claims_of(run)
     alpha, inputs = float(run.manifest.values["alpha"]), len(claims.radii)
+    if alpha == 0:
+        raise ConfigError(f"{run.path} is deterministic: its certified accuracy is no estimate and needs no bound.")
     at, accuracy = accuracy_curve(claims.radii, claims.counted)
     counts = np.rint(accuracy * inputs).astype(np.int64)
     together = np.asarray(simultaneous_lower_bound(counts, inputs, alpha=alpha, rho=rho))

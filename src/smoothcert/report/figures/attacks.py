@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothcert.errors import ConfigError
-from smoothcert.report.figures.canvas import DASHED, RADIUS, check_limit, line_style, new_axes, style
+from smoothcert.report.figures.canvas import DASHED, DOTTED, RADIUS, check_limit, line_style, new_axes, style
 from smoothcert.report.figures.evidence import check_norms, claims_of, names_of
+from smoothcert.runs.attack_summary import Outcome, outcomes
 from smoothcert.runs.directory import Run
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
@@ -23,16 +25,20 @@ _FAR = 3.0  # certified radii: what is far beyond says something about tiny radi
 def attack_success(
     runs: Sequence[Run],
     *,
-    norms: Sequence[npt.ArrayLike],
+    norms: Sequence[npt.ArrayLike] | None = None,
     names: Sequence[str] | None = None,
     limit: float | None = None,
 ) -> Figure:
     """The share of inputs for which an attack found a perturbation within each radius.
 
-    With runs, one list of norms for each: of the inputs that are classified correctly and certified, and in units of
-    each input's certified radius R, as in Cohen et al. 2019, Section 4. Within R no attack can succeed, except where a
-    certificate is false. Without runs: of the inputs that the classifier got right, and in units of the input.
+    Runs of `smoothcert attack` are shown as they are: success of each attack within the multiples of the certified
+    radius that were tried. With other runs, one list of norms for each: of the inputs that are classified correctly and
+    certified, and in units of each input's certified radius R, as in Cohen et al. 2019, Section 4. Within R no attack
+    can succeed, except where a certificate is false. Without runs: of the inputs that the classifier got right, and in
+    units of the input.
     """
+    if norms is None:
+        return _tried_factors(runs, names)
     attacked = _attacked(runs, [check_norms(one) for one in norms], names)
     far = check_limit(limit) or (_FAR if runs else _largest([sizes for _, sizes in attacked]))
     with style():
@@ -47,6 +53,44 @@ def attack_success(
         axes.set(xlim=(0, far), ylim=(0, 101))
         axes.legend(loc="lower right")  # success rises: there is room
     return figure
+
+
+def _tried_factors(runs: Sequence[Run], names: Sequence[str] | None) -> Figure:
+    """Success of each attack against the multiple of the certified radius, with intervals of 95 %."""
+    if not runs:
+        raise ConfigError("Expected runs of `smoothcert attack`, or norms of perturbations: --norms.")
+    titles = names_of(runs, names) if len(runs) > 1 else [""]
+    with style():
+        figure, axes = new_axes()
+        place = 0
+        for title, run in zip(titles, runs, strict=True):
+            found = outcomes(run)
+            for attack in dict.fromkeys(one.attack for one in found):
+                own = sorted(
+                    (one for one in found if one.attack == attack and one.attempts), key=lambda one: one.factor
+                )
+                label = ", ".join(filter(None, (title, attack)))
+                if own:
+                    _draw_outcomes(axes, own, label, place)
+                place += 1
+        axes.axvline(1.0, color="0.35", linewidth=1.0, linestyle=DASHED, label="certified radius R")
+        axes.set(xlabel="radius of the attack / certified radius R", ylabel="inputs (%)", ylim=(0, 101), xlim=(0, None))
+        axes.legend(loc="upper left")
+    return figure
+
+
+def _draw_outcomes(axes: Axes, found: Sequence[Outcome], label: str, place: int) -> None:
+    at = np.array([one.factor for one in found]) + 0.012 * place  # beside each other where they are equal
+    shares = np.array([one.successes / one.attempts for one in found])
+    low, high = np.array([one.interval for one in found]).T
+    look = line_style(place)
+    away = 100 * np.stack([shares - low, high - shares]).clip(0)
+    error = {"yerr": away, "capsize": 2.5, "elinewidth": 0.9}
+    axes.errorbar(at, 100 * shares, marker="o", markersize=4, label=f"{label}: another class", **error, **look)
+    abstained = [100 * one.abstentions / one.attempts for one in found]
+    if any(abstained):
+        thin = {**look, "linestyle": DOTTED, "linewidth": 1.0}
+        axes.plot(at, abstained, marker="x", markersize=4, label=f"{label}: abstained", **thin)
 
 
 def _attacked(runs: Sequence[Run], norms: Sequence[Floats], names: Sequence[str] | None) -> list[tuple[str, Floats]]:

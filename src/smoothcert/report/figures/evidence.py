@@ -21,7 +21,8 @@ from smoothcert.records import Bounds, Certificate, Votes
 from smoothcert.replay import load_labels, load_votes, without_replacement
 from smoothcert.report.claims import claims
 from smoothcert.report.naming import run_names
-from smoothcert.runs.directory import Run
+from smoothcert.runs.attack_summary import perturbation_norms
+from smoothcert.runs.directory import Run, open_run
 from smoothcert.runs.manifest import FORMAT, Manifest
 from smoothcert.runs.rows import result_row
 from smoothcert.stats.procedures import FixedN, describe
@@ -47,8 +48,9 @@ class Claims:
 
 def claims_of(run: Run) -> Claims:
     """What a run's votes entitle to, and of a log what it says; ConfigError if it has no radii."""
-    if run.predicts:
-        raise ConfigError(f"{run.path} holds predictions, which have no radii. Needed is a run that certifies.")
+    if not run.certifies:
+        what = "predictions" if run.predicts else "attacks"
+        raise ConfigError(f"{run.path} holds {what}, which have no radii. Needed is a run that certifies.")
     if not run.rows:
         raise ConfigError(f"Expected rows in {run.path}, there are none yet.")
     found, truths = claims(run), [row["true"] for row in run.rows]
@@ -155,11 +157,13 @@ def _described(path: Path, procedure: FixedN, sigma: float, shape: tuple[int, ..
 
 
 def load_norms(path: Path) -> Floats:
-    """The sizes of the perturbations that an attack found, by input, from a file .npy, .npz or .json.
+    """The sizes of the perturbations that an attack found, by input: of a run of `attack-base`, or .npy, .npz or .json.
 
     0 where the classifier was wrong already, infinite (in JSON: null) where the attack found nothing. An .npz file
     holds them as `norms` or alone, a .json file as a list or under "norms".
     """
+    if path.is_dir():
+        return check_norms(perturbation_norms(open_run(path)), printable(path))
     try:
         values = _json_norms(path) if path.suffix == ".json" else _array_norms(path)
         norms = np.asarray(values, np.float64)

@@ -45,7 +45,7 @@ FIGURES: dict[str, Kind] = {
     "certified-accuracy": Kind(
         accuracy_of_runs,
         "certified accuracy against radius, one curve per run; dashed an undefended network under attack",
-        "run-0.25 run-0.5 run-1 --undefended norms.npy",
+        "run-0.25 run-0.5 run-1 --undefended attacked-base",
         most=_ANY,
     ),
     "theorem-radius": Kind(
@@ -85,7 +85,7 @@ FIGURES: dict[str, Kind] = {
     "attack-success": Kind(
         attack_success,
         "attack success against radius, in units of the certified one",
-        "run --norms norms.npy",
+        "attacked",
         least=0,
         most=_ANY,
     ),

@@ -134,6 +134,8 @@ def _probabilities(run: Run) -> tuple[Floats, Floats]:
         radii = np.array(run.table()["radius"])
         q_a = np.where(radii > 0, ndtr(-radii / run.sigma), 1.0)
         return q_a, q_a
+    if not run.has_votes:
+        raise ConfigError(f"{run.path} holds deterministic bounds, to which other theorems do not apply.")
     found = [_bounds(run, result) for result in run.certificates]
     q_a, p_b = np.array(found, np.float64).T
     return q_a, np.minimum(p_b, q_a)

@@ -52,6 +52,9 @@ def write_report(
     check_count("gallery", gallery, least=0, most=_MOST)
     if not runs:
         raise ConfigError("Expected at least one run to report on, got none.")
+    for run in runs:
+        if run.attacks:
+            raise ConfigError(f"{run.path} holds attacks, which are no certificates: see `smoothcert show`.")
     inputs = find_inputs(runs, data) if images and gallery else [Inputs(None, "left out as asked for")] * len(runs)
     shown = shown_runs(runs)
     page = _page(shown, inputs, gallery)
@@ -163,6 +166,8 @@ def _gallery(runs: Sequence[Shown], inputs: Sequence[Inputs], size: int) -> Html
     drawn = draw_gallery(runs, inputs, size)
     if not drawn:
         return Html("")
+    if all(shown.deterministic for shown in runs):
+        return _section("gallery", "Inputs", drawn)
     note = (
         "Votes are those of all draws, pilots included. The noisy copies were drawn for this page from a fixed seed, "
         "at each run's noise level; they are not the draws that voted. They are cut off at black and white for "

@@ -22,12 +22,20 @@ def verify_command(shown: Shown) -> str:
 def repeat_command(shown: Shown) -> str:
     """The command that makes the run again, as far as its manifest knows it."""
     values = shown.values
-    if not shown.has_votes:
+    if shown.imported:
         return _import_command(values)
     source, split = source_and_split(values["data"]["name"])
-    words = ["smoothcert", values["kind"], str(values["model"].get("source") or "MODEL"), source]
+    command = "baseline" if shown.deterministic else values["kind"]
+    words = ["smoothcert", command, str(values["model"].get("source") or "MODEL"), source]
     words += [] if split == "test" else ["--split", split]
-    words += [*_statistics(values), *_selection(values), *_machine(values), "--out", "RUN"]
+    if shown.deterministic:
+        words += [
+            *_flags(method=values["procedure"]["method"], batch_size=values["plan"]["chunk"]),
+            *_selection(values),
+        ]
+    else:
+        words += [*_statistics(values), *_selection(values), *_machine(values)]
+    words += ["--out", "RUN"]
     return shlex.join(words).replace(f"'{_MORE}'", _MORE)
 
 
@@ -76,7 +84,7 @@ def _flags(**settings: Any) -> list[str]:
 def repeating_needs(shown: Shown) -> list[Html]:
     """What must be the same for the same rows to come out."""
     values = shown.values
-    if not shown.has_votes:
+    if shown.imported:
         return [join(["The log must have the SHA-256 ", element("code", values["log"]["sha256"]), "."])]
     versions = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
     lines = [
@@ -88,6 +96,8 @@ def repeating_needs(shown: Shown) -> list[Html]:
             "them."
         ),
     ]
+    if shown.deterministic:
+        return lines
     key = "Its seed gives the same noise, and so the same votes."
     if values.get("seed") is None:
         key = "It drew a fresh key from the operating system: a repetition sees other noise and gets other votes."

@@ -104,9 +104,12 @@ def as_image(one: npt.NDArray[Any], side: int) -> npt.NDArray[np.float64] | None
 
 
 def pictures(image: npt.NDArray[np.float64], sigma: float, seed: int) -> list[str]:
-    """The image and noisy copies of it as data URIs; the copies are cut off at 0 and 1, which only the display does."""
+    """The image and, where there is noise, copies under it as data URIs.
+
+    The copies are cut off at 0 and 1, which only the display does.
+    """
     generator = np.random.default_rng(seed)
-    noisy = [image + sigma * generator.standard_normal(image.shape) for _ in range(COPIES)]
+    noisy = [image + sigma * generator.standard_normal(image.shape) for _ in range(COPIES if sigma else 0)]
     return [data_uri(np.rint(255 * np.clip(one, 0, 1)).astype(np.uint8)) for one in (image, *noisy)]
 
 

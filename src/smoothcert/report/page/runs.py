@@ -39,14 +39,24 @@ class Shown:
 
     @property
     def has_votes(self) -> bool:
-        """False for a log that other code has left."""
-        return self.run.manifest.kind != "import"
+        """False for a log that other code has left, and for bounds that need none."""
+        return self.run.has_votes
+
+    @property
+    def imported(self) -> bool:
+        """True for a log that other code has left."""
+        return self.run.manifest.kind == "import"
+
+    @property
+    def deterministic(self) -> bool:
+        """True for bounds of a network itself, without noise."""
+        return self.run.manifest.kind == "bound"
 
     @property
     def data_name(self) -> str:
         """What to call the data; a log need not say."""
         name = str(self.values["data"]["name"])
-        return "data without a name" if name == "unknown" and not self.has_votes else name
+        return "data without a name" if name == "unknown" and self.imported else name
 
     @cached_property
     def indices(self) -> list[int]:

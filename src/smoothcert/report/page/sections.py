@@ -51,9 +51,9 @@ def _number(shown: Shown, radius: float) -> Html:
     if shown.certifies:
         share = shown.accuracy(radius)
         kind = "have their true class certified" if shown.labelled else "have a class certified"
-        kind += f" within L2 radius {exact(radius)}: no perturbation of smaller norm changes the smoothed classifier's "
-        kind += "answer"
-        kind += "" if shown.has_votes else ", as the log says"
+        whose = "network's" if shown.deterministic else "smoothed classifier's"
+        kind += f" within L2 radius {exact(radius)}: no perturbation of smaller norm changes the {whose} answer"
+        kind += ", as the log says" if shown.imported else ""
     number = element("span", percent(share), class_="big")
     return element("p", number, f" of {rows:,} inputs of {shown.data_name} {kind}.", class_="headline")
 
@@ -66,6 +66,8 @@ def _facts(shown: Shown) -> list[tuple[str, object]]:
         ("Draws", f"{shown.draws:,} in all, {shown.draws / rows:,.0f} per input" if shown.draws else "not recorded"),
         ("Smoothing", f"σ = {values['sigma']:g}, {noise_in_words(shown)}"),
     ]
+    if shown.deterministic:
+        facts = [("Certainty", "deterministic: each statement is true"), ("Procedure", procedure_in_words(shown))]
     if shown.certifies:
         facts.append(("Mean radius", f"{floor_decimal(shown.average_radius, 3)} (inputs without certificate as 0)"))
     wrong = f"; {counts['wrong']:,} with another class" if shown.labelled else ""
@@ -156,9 +158,15 @@ def repeating(shown: Shown) -> Html:
         element("p", "To make it again:"),
         _command(repeat_command(shown)),
         element("ul", *(element("li", line) for line in repeating_needs(shown))),
-        element("p", "To check every claim against the recorded votes:" if shown.has_votes else _no_votes()),
-        _command(verify_command(shown)) if shown.has_votes else Html(""),
+        element("p", _no_votes() if shown.imported else _to_check(shown)),
+        Html("") if shown.imported else _command(verify_command(shown)),
     )
+
+
+def _to_check(shown: Shown) -> str:
+    if shown.deterministic:
+        return "To check what the run can show by itself (with --again, bounds are computed once more):"
+    return "To check every claim against the recorded votes:"
 
 
 def _no_votes() -> str:

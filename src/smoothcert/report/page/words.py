@@ -10,6 +10,14 @@ from smoothcert.report.page.runs import Shown, alpha_text
 Points = tuple[tuple[str, str], ...]
 
 
+_METHODS = {
+    "lipschitz": "the margin over the product of the layers' norms (Tsuzuku et al. 2018)",
+    "dual": "linear relaxation of the network with the same slopes below and above (Wong & Kolter 2018)",
+    "crown": "linear relaxation of the network with the better of two kinds of slopes (Zhang et al. 2018)",
+    "auto-lirpa": "linear relaxation of the network by auto_LiRPA (Xu et al. 2020)",
+}
+
+
 def procedure_in_words(shown: Shown) -> str:
     """How the claims were come to."""
     settings = shown.values["procedure"]
@@ -21,6 +29,7 @@ def procedure_in_words(shown: Shown) -> str:
         "Grid": "Grid, which of {radii} given radii hold for {whom}, in at most {most} draws",
         "Predict": "the paper's PREDICT, {most} draws and a test of the leader against the second",
         "SequentialPredict": "SequentialPredict, the leader as soon as it is clear, in at most {most} draws",
+        "deterministic": _METHODS.get(settings.get("method", ""), "a deterministic bound of the network"),
         "imported": "a log that other code has left" + (", said to rest on {most} draws" if "n" in settings else ""),
     }
     whom = "each input's true class" if shown.values.get("known_labels") else "the class that leads a pilot"
@@ -32,6 +41,8 @@ def procedure_in_words(shown: Shown) -> str:
 
 def noise_in_words(shown: Shown) -> str:
     """Which noise smooths the classifier."""
+    if shown.deterministic:
+        return "none"
     kinds = sorted({row["noise"] for row in shown.run.rows if row.get("noise")})
     names = {"grid": "Gaussian on the pixel grid", "gaussian": "Gaussian in floating point"}
     return " and ".join(names.get(kind, kind) for kind in kinds) or "Gaussian"
@@ -44,8 +55,8 @@ _CERTIFICATES: Points = (
     (
         "Within the radius.",
         "A certificate of radius R says: whatever is added to the input, as long as its L2 norm (the root of the sum "
-        "of squares over all values, in units where values go from 0 to 1) is below R, the smoothed classifier "
-        "returns the same class.",
+        "of squares over all values, in units where values go from 0 to 1) is below R, the classifier, smoothed where "
+        "there is noise, returns the same class.",
     ),
     ("Against everyone.", "It holds for any attack, known or not, and for any base classifier."),
 )
@@ -63,11 +74,6 @@ _LIMITS: Points = (
         "shares here count only inputs that have both.",
     ),
     (
-        "Not the network by itself.",
-        "The guarantee is about the smoothed classifier: the class that most noisy copies of an input get. The base "
-        "network used without noise has no guarantee.",
-    ),
-    (
         "Not other kinds of change.",
         "Only perturbations that are small in L2 norm are covered: not rotations, other lighting or patches, nor "
         "changes that are small in another sense.",
@@ -76,13 +82,25 @@ _LIMITS: Points = (
 )
 _RESERVATIONS: tuple[tuple[Callable[[Shown], object], str, str], ...] = (
     (
+        lambda shown: not shown.deterministic,
+        "Not the network by itself.",
+        "Where there is noise, the guarantee is about the smoothed classifier: the class that most noisy copies of an "
+        "input get. The base network used without noise has no guarantee.",
+    ),
+    (
+        lambda shown: shown.deterministic,
+        "Bounds of a network.",
+        "Where there is no noise, the guarantee is about the network itself, computed without rounding; in float32 it "
+        "may answer otherwise where two scores are nearly equal.",
+    ),
+    (
         lambda shown: "floating" in noise_in_words(shown),
         "Floating point.",
         "Some noise was added in floating point, which follows the theorem only approximately: a base classifier made "
         "to read rounding errors could make a certificate false.",
     ),
     (
-        lambda shown: not shown.has_votes,
+        lambda shown: shown.imported,
         "Imported logs.",
         "They hold no votes. Their radii are as the log prints them, which may be rounded up, and nothing about them "
         "was recomputed; α and σ are what the person who imported them said.",
@@ -111,9 +129,11 @@ def guaranteed(runs: Sequence[Shown]) -> list[Html]:
             "it.",
         )
     ]
+    if all(shown.deterministic for shown in runs):
+        points = [("For certain.", "Nothing is random: what is said about an input is true.")]
     points += _CERTIFICATES if any(shown.certifies for shown in runs) else ()
     points += () if all(shown.certifies for shown in runs) else _PREDICTIONS
-    return [_point(*point) for point in (*points, *(_ROUNDING if all(shown.has_votes for shown in runs) else ()))]
+    return [_point(*point) for point in (*points, *(() if any(shown.imported for shown in runs) else _ROUNDING))]
 
 
 def not_guaranteed(runs: Sequence[Shown]) -> list[Html]:
@@ -125,7 +145,8 @@ def not_guaranteed(runs: Sequence[Shown]) -> list[Html]:
         "so a share may be too high by that many inputs.",
     )
     own = [(lead, text) for applies, lead, text in _RESERVATIONS if any(applies(shown) for shown in runs)]
-    return [_point(lead, text) for lead, text in (*_LIMITS, together, *own)]
+    chance = () if all(shown.deterministic for shown in runs) else (together,)
+    return [_point(lead, text) for lead, text in (*_LIMITS, *chance, *own)]
 
 
 def _point(lead: str, text: str) -> Html:
@@ -153,6 +174,6 @@ def _run_notices(shown: Shown) -> list[str]:
         )
     if shown.run.notice:
         lines.append(str(shown.run.notice))
-    if not shown.has_votes:
+    if shown.imported:
         lines.append("a log by other code, without votes. Its numbers are shown as it has them.")
     return lines

@@ -12,7 +12,9 @@ from smoothcert.training.recipes.base import Draws, Losses, Recipe
 from smoothcert.training.recipes.cat_rs import CatRs
 from smoothcert.training.recipes.consistency import Consistency
 from smoothcert.training.recipes.denoiser import Denoiser
+from smoothcert.training.recipes.dual import Dual
 from smoothcert.training.recipes.gaussian import Gaussian
+from smoothcert.training.recipes.lipschitz_margin import LipschitzMargin
 from smoothcert.training.recipes.macer import Macer
 from smoothcert.training.recipes.smoothadv import SmoothAdv
 from smoothcert.training.recipes.smoothmix import SmoothMix
@@ -21,7 +23,19 @@ from smoothcert.training.recipes.stability import Stability
 __all__ = ["RECIPES", "Draws", "Losses", "Recipe", "parse_recipe", "recipe_text"]
 
 RECIPES: dict[str, type[Recipe]] = {
-    recipe.name: recipe for recipe in (Gaussian, Stability, SmoothAdv, Macer, Consistency, SmoothMix, CatRs, Denoiser)
+    recipe.name: recipe
+    for recipe in (
+        Gaussian,
+        Stability,
+        SmoothAdv,
+        Macer,
+        Consistency,
+        SmoothMix,
+        CatRs,
+        Denoiser,
+        LipschitzMargin,
+        Dual,
+    )
 }
 
 

@@ -1,0 +1,1 @@
+"""Deterministic certificates of a base classifier itself, without noise: what smoothing is compared with."""

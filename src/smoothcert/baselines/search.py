@@ -1,0 +1,180 @@
+"""The largest radius at which linear relaxation certifies an input, found by trying radii.
+
+A radius counts only if the bound at it, or at a larger one, came out above zero: nothing rests on the bound falling
+steadily with the radius. The search is in float32, what it finds is confirmed in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.baselines.lipschitz import unit_slopes
+from smoothcert.baselines.network import Network, read_network
+from smoothcert.baselines.operations import MaxPool, Relu, Shape
+from smoothcert.baselines.relaxation import Interval, Relaxation, Slopes, margin_rows
+
+Margin = Callable[[Tensor, Tensor], Tensor]
+"""A lower bound [B] on the margin within radii eps [B], of the inputs at some places [B] of a batch."""
+
+_TRIALS = 40
+_TOLERANCE = 1e-3  # between a radius that holds and one that does not, relative
+_OUTWARD = 1 + 1e-6  # of slopes that may be kept in float32
+_STEP_BACK = 1 - 1e-6
+_ROUNDING = 1e-9  # of a margin in float64, relative to the scores: far more than is lost
+
+
+@dataclass(frozen=True)
+class RelaxedNetwork:
+    """A network ready for linear relaxation, to search with and to confirm with."""
+
+    quick: Network
+    exact: Network
+
+    @classmethod
+    def of(cls, model: nn.Module, shape: Shape) -> RelaxedNetwork:
+        """The network that `model` is for inputs of `shape`; ModelError if it has other layers than ReLU networks."""
+        quick, exact = copy.deepcopy(model).float(), copy.deepcopy(model).double()
+        return cls(*(read_network(one.requires_grad_(False), shape) for one in (quick, exact)))
+
+    @torch.no_grad()
+    def radii(self, x: Tensor, slopes: tuple[Slopes, ...]) -> tuple[Tensor, Tensor]:
+        """Answers [B] and certified radii [B] for a batch x [B, *D]: for each input the best of the kinds of slopes."""
+        scores = self.exact(x.double())
+        labels = scores.argmax(1)
+        found = [self._radii(x, labels, scores, one) for one in slopes]
+        return labels, torch.stack(found).amax(0)
+
+    def _radii(self, x: Tensor, labels: Tensor, scores: Tensor, slopes: Slopes) -> Tensor:
+        rounding = _ROUNDING * scores.abs().amax(1).clamp_min(1.0)
+        guess = _linear_distance(self.quick, x.float(), labels)
+        found = largest_radius(_Margins(self.quick, x.float(), labels, slopes), guess)
+        return confirmed(_Margins(self.exact, x.double(), labels, slopes, remember=False), found, rounding) * (1 - 1e-9)
+
+
+@lru_cache(maxsize=8)
+def _of_weights(network: Network) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """What depends on a network's weights alone, which must not change: slopes of values, and norms of rows to come."""
+    bounded = {node.inputs[0] for node in network.nodes if isinstance(node.operation, Relu | MaxPool)}
+    return {at: unit_slopes(network, at) for at in bounded}, {}
+
+
+class _Margins:
+    """Bounds on margins within balls; what holds within a ball that failed is remembered for the smaller ones."""
+
+    def __init__(self, network: Network, x: Tensor, labels: Tensor, slopes: Slopes, *, remember: bool = True) -> None:
+        self._network, self._x, self._labels, self._slopes = network, x, labels, slopes
+        self._rows = margin_rows(labels, network.nodes[-1].shape[0], x)
+        self._remember = remember
+        self._within = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
+        self._known: dict[int, Interval] = {}
+        found, self._norms = _of_weights(network)
+        self._unit_slopes = {at: one.to(x) * _OUTWARD for at, one in found.items()}
+
+    def __call__(self, eps: Tensor, places: Tensor) -> Tensor:
+        """The least margin [B] over the other classes."""
+        eps = eps.to(self._x)
+        known = {at: (low[places], high[places]) for at, (low, high) in self._known.items()}
+        known = known if bool((eps <= self._within[places]).all()) else {}
+        relaxed = Relaxation(
+            self._network,
+            self._x[places],
+            eps,
+            self._slopes,
+            known=known,
+            unit_slopes=self._unit_slopes,
+            norms=self._norms,
+        )
+        margins = relaxed.lower(self._rows[places]).amin(1)
+        failed = margins <= 0
+        if self._remember and bool(failed.any()):
+            self._keep(relaxed, eps, places, failed)
+        return margins
+
+    def _keep(self, relaxed: Relaxation, eps: Tensor, places: Tensor, failed: Tensor) -> None:
+        for at, interval in relaxed.intervals.items():
+            if at not in self._known:
+                shape = (len(self._x), *interval[0].shape[1:])
+                self._known[at] = interval[0].new_full(shape, -torch.inf), interval[1].new_full(shape, torch.inf)
+            for kept, new in zip(self._known[at], interval, strict=True):
+                kept[places[failed]] = new[failed]
+        self._within[places[failed]] = eps[failed]
+
+
+def _linear_distance(network: Network, x: Tensor, labels: Tensor) -> Tensor:
+    """How far the nearest boundary would be if the network were linear: where to begin."""
+    with torch.enable_grad():
+        point = x.detach().requires_grad_()
+        scores = network(point)
+        margins = scores.gather(1, labels[:, None]) - scores
+        rival = margins.detach().scatter(1, labels[:, None], torch.inf).argmin(1, keepdim=True)
+        nearest = margins.gather(1, rival).squeeze(1)
+        (slope,) = torch.autograd.grad(nearest.sum(), point)
+    return nearest.detach() / slope.flatten(1).norm(dim=1).clamp_min(1e-12)
+
+
+def largest_radius(margin: Margin, guess: Tensor) -> Tensor:
+    """The largest radius [B] that was tried and has a margin above 0, by secants from both sides.
+
+    Beginning at `guess`, each input until a radius that fails is near, or it was tried often enough.
+    """
+    everywhere = torch.arange(len(guess), device=guess.device)
+    low, high = torch.zeros_like(guess), torch.full_like(guess, torch.inf)
+    at_low, at_high = margin(low, everywhere), torch.full_like(guess, -torch.inf)
+    active, moved = everywhere[at_low > 0], torch.zeros_like(everywhere)
+    trial = (guess / 2).clamp_min(1e-6)  # bounds are never as far as that, where the network bends
+    for _ in range(_TRIALS):
+        if len(active) == 0:
+            break
+        eps = trial[active]
+        value = margin(eps, active)
+        held = value > 0
+        up, down = active[held], active[~held]
+        # The side that stays a second time counts half from then on, or secants creep along a curve (Illinois method).
+        at_high[up] = torch.where(moved[up] > 0, at_high[up] / 2, at_high[up])
+        at_low[down] = torch.where(moved[down] < 0, at_low[down] / 2, at_low[down])
+        low[up], at_low[up], moved[up] = eps[held], value[held], 1
+        high[down], at_high[down], moved[down] = eps[~held], value[~held], -1
+        active = active[(high - low)[active] > _TOLERANCE * low[active].clamp_min(1e-9)]
+        trial = _next_trial(low, high, at_low, at_high)
+    return low
+
+
+def _next_trial(low: Tensor, high: Tensor, at_low: Tensor, at_high: Tensor) -> Tensor:
+    """Where the line through both sides falls to 0, a little below or above, once they are within a factor of two.
+
+    Before, where a factor lies in the middle between them: far out bounds are so loose that a line says nothing. While
+    nothing has failed, twice as far.
+    """
+    usable = at_high.isfinite()
+    share = torch.where(usable, at_low / (at_low - at_high), 0.5)
+    root = low + share * (high - low)
+    # A little beyond the root, on the farther side: then both sides end up near it. While they are far apart the line
+    # is no good guide either, and each trial shall take off a good part.
+    width = high - low
+    room = torch.where(width > 0.02 * high, 0.35 * width, torch.minimum(0.4 * _TOLERANCE * high, 0.3 * width))
+    near_low = root - low < high - root
+    inside = torch.where(near_low, root + room, root - room).clamp(low + room, torch.maximum(low + room, high - room))
+    between = (torch.maximum(low, high / 100) * high).sqrt()
+    trial = torch.where(high > 2 * low, between, inside)
+    return torch.where(high.isinf(), 2 * low.clamp_min(1e-6), trial)
+
+
+def confirmed(margin: Margin, found: Tensor, rounding: Tensor) -> Tensor:
+    """`found` [B], or a little less, at which the margin is above `rounding` [B] in float64; else 0."""
+    radii = found.double().clone()
+    result = torch.zeros_like(radii)
+    active = torch.nonzero(radii > 0).squeeze(1)
+    back = 1 - _STEP_BACK
+    while len(active):
+        held = margin(radii[active], active) > rounding[active]
+        result[active[held]] = radii[active[held]]
+        active = active[~held] if back < 1 else active[:0]
+        radii[active] = found.double()[active] * (1 - back)
+        back *= 10
+    return result
