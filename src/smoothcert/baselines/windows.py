@@ -184,7 +184,8 @@ class WindowRelaxation(Relaxation):
         for (here, _), (before, window) in pairwise(path):
             operation, after = self._nodes[here].operation, self._nodes[before].operation
             if isinstance(operation, Relu):
-                rows, some = (rows if units is None or some is not None else rows.only(units, prod(places))), units
+                if units is not None and some is None:  # up to the first ReLU they are the same for all inputs
+                    rows, some = rows.only(units, prod(places)), units
                 rows = self._bent(rows, here, place, some)
             elif isinstance(operation, Scale):
                 rows = rows.shifted(operation.offset()).scaled(operation.factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from smoothcert.cli.run_command import ending_on_signals
 from smoothcert.cli.train import TrainArguments
 from smoothcert.errors import ConfigError
 from smoothcert.options import Floats, OptionalFloats, OptionalInt, OptionalPath, OptionalText
+from smoothcert.runs.settings import CertifySettings
 
 if TYPE_CHECKING:
     from smoothcert.runs.directory import Run
@@ -111,10 +112,31 @@ examples:
         """Train and certify if asked to, then compare."""
         if (self.setting is None) == (not self.paths):
             raise ConfigError("Expected either runs to compare or --setting, to train and certify networks first.")
+        self._check_flags()
         from smoothcert.runs.directory import open_run
 
         paths = self.paths if self.setting is None else self._worked_off(SETTINGS[self.setting])
         self._write(console, [open_run(path) for path in paths])
+
+    def _check_flags(self) -> None:
+        """Raise ConfigError for what could only fail later, or would be ignored."""
+        if self.undefended is not None and not self.undefended.exists():
+            raise ConfigError(f"Cannot read norms of an undefended network from {self.undefended}: nothing is there.")
+        if self.setting is None:
+            ignored = [name for name in _FOR_SETTINGS if getattr(self, name) != _DEFAULTS[name]]
+            if ignored:
+                raise ConfigError(f"--{ignored[0].replace('_', '-')} goes with --setting; these runs are made already.")
+            return
+        for name in ("epochs", "batch_size", "every", "n_max", "jobs"):
+            check_count(name, getattr(self, name))
+        if self.first is not None:
+            check_count("first", self.first)
+        for name in ("sigmas", "recipes"):
+            given = getattr(self, name)
+            if given is not None and (not given or len(set(given)) < len(given)):
+                raise ConfigError(f"Expected different `{name}`, at least one, got {given!r}.")
+        for sigma in self.sigmas or SETTINGS[self.setting].sigmas:
+            CertifySettings(sigma=sigma, n_max=self.n_max).check()
 
     def _worked_off(self, setting: Setting) -> list[Path]:
         """The runs of a comparison, after they were made."""
@@ -128,8 +150,6 @@ examples:
         return [path for job in jobs for path in job.runs]
 
     def _jobs(self, setting: Setting) -> list[Job]:
-        for name in ("epochs", "batch_size", "every", "n_max", "jobs"):
-            check_count(name, getattr(self, name))
         data = self.data or setting.data
         common = {"data": data, "data_root": self.data_root, "every": self.every, "first": self.first}
         jobs = []
@@ -176,3 +196,21 @@ examples:
         for note in table.notes:
             console.print(escape(note))
         console.print(f"Table and figure: {escape(str(self.out))}", soft_wrap=True)
+
+
+_DEFAULTS = {field.name: field.default for field in fields(Compare)}
+_FOR_SETTINGS = (
+    "data",
+    "data_root",
+    "sigmas",
+    "arch",
+    "smooth_arch",
+    "recipes",
+    "epochs",
+    "learning_rate",
+    "batch_size",
+    "every",
+    "first",
+    "n_max",
+    "jobs",
+)

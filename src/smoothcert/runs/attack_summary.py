@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from smoothcert.checks import check_choice
 from smoothcert.errors import ConfigError
 from smoothcert.runs.directory import Run
 from smoothcert.runs.journal import Row
@@ -103,6 +104,8 @@ def perturbation_norms(run: Run, attack: str | None = None) -> npt.NDArray[np.fl
     0 where it was wrong already, infinite where nothing was found or the input failed.
     """
     _check_kind(run, "attack-base")
+    if attack is not None:
+        check_choice("attack", attack, run.manifest.values["attacks"])
     rows = [row.get("norm") if attack is None else row.get("norms", {}).get(attack) for row in run.rows]
     return np.array([np.inf if norm is None else norm for norm in rows], np.float64)
 
@@ -117,7 +120,7 @@ def summarize_attack(run: Run) -> dict[str, Any]:
     }
     if run.manifest.kind == "attack-base":
         norms = perturbation_norms(run)
-        correct = norms[norms > 0]
+        correct = norms[(norms > 0) & np.array(["error" not in row for row in run.rows], np.bool_)]
         median = float(np.median(correct)) if len(correct) else 0.0
         return summary | {"correct": len(correct), "median_norm": median if np.isfinite(median) else None}
     found = [

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from smoothcert.attacks.access import attacked as attacking
+from smoothcert.attacks.access import check_differentiable
 from smoothcert.attacks.foolbox_attacks import attack_base, load_foolbox, smallest
 from smoothcert.attacks.on_smoothed import SMOOTHED_ATTACKS, Target
 from smoothcert.data.dataset import Dataset
@@ -32,12 +34,18 @@ from smoothcert.runs.manifest import Manifest
 from smoothcert.runs.rows import Row, result_row
 from smoothcert.runs.settings import AttackSettings, BaseAttackSettings
 from smoothcert.runs.work import OnDraws, Task, Worker
-from smoothcert.sampling import pick_device
+from smoothcert.sampling import Plan, pick_device, worker_pool
 from smoothcert.smoothed import Smoothed
 from smoothcert.stats.procedures import SequentialPredict, describe
 from smoothcert.streams import make_key
 
 LEVELS = 255
+_JUDGE = Plan(256)  # the same everywhere, so that votes are too; in the thread that attacks
+
+
+def _calmly(call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    """The result of a call, computed with one thread: more of them may add up in another order."""
+    return worker_pool(1, 1).submit(call, *arguments, **settings).result()
 
 
 class OnGrid(nn.Module):
@@ -97,6 +105,7 @@ class AttackWorker(Worker):
             noise="gaussian",
             input_range=None,
             device=self._task.device,
+            plan=_JUDGE,
             key=self._task.key,
             progress=False,
             on_draws=on_draws,
@@ -113,7 +122,7 @@ class AttackWorker(Worker):
             label, radius, noise = self._task.certificates[index]
             x = as_float32(one)
             attempts = [
-                self._attempt(x, index, attack, factor)
+                _calmly(self._attempt, x, index, attack, factor)
                 for attack in self._task.attacks
                 for factor in self._task.factors
             ]
@@ -213,6 +222,9 @@ def _job(
     classifier = spec.load(classifier)
     if classifier.weights_hash != values["model"]["weights_hash"]:
         raise ModelError(f"{classifier.source} is not the model of {attacked.path}: its weights are others.")
+    first = torch.from_numpy(as_float32(first_readable(data, sorted(certificates))))[None]
+    with attacking(classifier.network) as network:  # says now what cannot be attacked
+        check_differentiable(network, first.to(next(network.parameters(), first).device), torch.tensor([0]))
     old = None if existing is None else existing.values
     key = old["key"] if old and settings.seed is None else make_key(settings.seed).hex()
     procedure = SequentialPredict(alpha=settings.alpha, n_max=settings.n_max)
@@ -282,7 +294,8 @@ class BaseAttackWorker(Worker):
             answers = self._network(x).argmax(1).tolist()
         # Without a true class, the answer itself is what must change.
         labels = torch.tensor([a if t is None else t for a, t in zip(answers, truths, strict=True)])
-        found = attack_base(
+        found = _calmly(
+            attack_base,
             self._network,
             x,
             labels.to(x.device),
@@ -340,6 +353,8 @@ def _base_job(
         scores = classifier.network.to(device)(torch.from_numpy(first)[None].to(device))
     if scores.ndim != 2 or not scores.is_floating_point():
         raise ModelError(f"Expected scores [B, K] from the network, got {scores.dtype} {tuple(scores.shape)}.")
+    with attacking(classifier.network) as network:  # says now what cannot be attacked
+        check_differentiable(network, torch.from_numpy(first)[None].to(device), torch.tensor([0]))
     attacks = tuple(settings.attacks)
     task = BaseAttackTask(
         model=spec,

@@ -219,8 +219,9 @@ class AttackSettings(EngineSettings):
         check_alpha(self.alpha)
         check_count("n_max", self.n_max)
         _check_names("attacks", self.attacks, ("paper", "strong", "ddn", "abstain"))
-        if not self.factor or not all(0 < one < float("inf") for one in self.factor):
-            raise ConfigError(f"Expected `factor` to be finite numbers > 0, got {self.factor!r}.")
+        positive = all(0 < one < float("inf") for one in self.factor)
+        if not self.factor or not positive or len(set(self.factor)) < len(self.factor):
+            raise ConfigError(f"Expected `factor` to be different finite numbers > 0, got {self.factor!r}.")
         super().check()
 
     @property

@@ -27,7 +27,7 @@ class LipschitzMargin(WarmingUp):
     name = "lipschitz-margin"
     paper = "Tsuzuku, Sato & Sugiyama 2018, arXiv:1802.04034"
 
-    margin: float = 1.0
+    margin: float = 0.5
     """c, the radius to be robust at, in L2 and in units of pixels."""
     steps: int = 10
     """Of power iteration, for each layer."""
