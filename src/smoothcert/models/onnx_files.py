@@ -79,6 +79,7 @@ def _contents(path: Path) -> list[bytes]:
 
 def _session(path: Path) -> InferenceSession:
     try:
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read on import; nothing is reported to anyone
         import onnxruntime
     except ImportError as error:
         raise MissingExtraError("ONNX Runtime", "onnx") from error

@@ -1,0 +1,53 @@
+"""Building apart from the rest: exporters and quantisers talk, draw bars, and change what the whole process shares."""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+
+import numpy as np
+import torch
+
+_alone = threading.RLock()
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Nothing is printed, logged or warned of in here; logging and random states are as before in the end.
+
+    One thread at a time, since all of that belongs to the process.
+    """
+    with _alone, _logging_kept(), _random_states_kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+
+
+@contextmanager
+def _logging_kept() -> Iterator[None]:
+    root = logging.getLogger()
+    level, handlers, kind, threshold = root.level, root.handlers[:], logging.getLoggerClass(), root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(threshold)
+        logging.setLoggerClass(kind)
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 - saved, never drawn from
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
