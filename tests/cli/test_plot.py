@@ -128,7 +128,7 @@ def test_help_lists_every_kind_with_an_example(capsys):
         (["noise", "--data", "nothing"], "nothing"),
         (["noise", "--data", "{}/images", "--size", "16", "--indices", "7"], "`indices`"),
         (["resolution", "--data", "{}/images", "--size", "16", "--factor", "3"], "divide the image"),
-        (["attack-success", "{}/paper"], "`norms` must be given"),
+        (["attack-success", "{}/paper"], "Expected a run of `smoothcert attack`"),
         (["attack-success", "{}/paper", "--norms", "{}/labels.npy"], "each of the 12 inputs"),
         (["certified-accuracy", "{}/paper", "--undefended", "{}/none.npy"], "Cannot read norms"),
         (["certified-accuracy", "{}/predict-20"], "have no radii"),
