@@ -27,5 +27,5 @@ def own_cache(tmp_path, monkeypatch):
     """No boundary comes from outside the test, and none stays."""
     monkeypatch.setenv("SMOOTHCERT_CACHE", str(tmp_path))
     boundary.cache_clear()
-    yield
+    yield tmp_path
     boundary.cache_clear()

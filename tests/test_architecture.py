@@ -10,15 +10,15 @@ import smoothcert
 SOURCE = Path(smoothcert.__file__).parent
 STOREYS = [
     {"errors"},
-    {"checks", "files", "folders", "lock", "options", "signals"},
+    {"allocator", "staging", "checks", "files", "folders", "lock", "options", "signals"},
     {"records", "streams", "_grid_kernel"},
     {"stats"},
     {"noise"},
     {"inputs", "models", "data", "progress", "config", "replay"},
     {"backends"},
     {"sampling"},
-    {"tuning", "worst_cases", "attacks", "baselines"},
-    {"training"},
+    {"tuning", "plan_cache", "worst_cases", "attacks", "baselines"},
+    {"execution", "training"},
     {"smoothed"},
     {"inspection", "runs"},
     {"report"},

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from smoothcert.data.dataset import Dataset
+from smoothcert.execution import calibration_inputs
 from smoothcert.inputs import as_float32
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import evaluating, is_labels
@@ -24,6 +25,7 @@ from smoothcert.smoothed import Smoothed
 from smoothcert.stats.bounds import clopper_pearson_lower, clopper_pearson_upper
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN
+from smoothcert.streams import make_key
 
 _CHUNK = 64
 _MOST_COPIES = 100
@@ -94,6 +96,8 @@ class Inspection:
     copies: int
     throughput: float
     estimates: tuple[Estimate, ...]
+    executed: str | None = None
+    noisy_in_fp32: Share | None = None
     better_scaling: tuple[str, Share, tuple[float, ...], tuple[float, ...]] | None = None
     warnings: tuple[str, ...] = field(default=())
 
@@ -106,6 +110,8 @@ class Inspection:
         return {
             "clean_accuracy": share(self.clean),
             "noisy_accuracy": share(self.noisy),
+            "noisy_accuracy_in_fp32": share(self.noisy_in_fp32),
+            "executed": self.executed,
             "copies_per_input": self.copies,
             "noisy_copies_per_second": self.throughput,
             "estimates": [
@@ -132,25 +138,32 @@ def inspect_model(
     seconds: float = 20.0,
     device: str | None = None,
     batch_size: int | None = None,
+    plan: str = "auto",
+    precision: str = "fp32",
     total: int | None = None,
 ) -> Inspection:
     """Look at `classifier` on the inputs of `data` under `indices`, in about `seconds` of noisy copies.
 
-    `total` is the number of inputs that the estimate of a certification is made for, by default all of the data.
+    `total` is the number of inputs that the estimate of a certification is made for, by default all of the data. In a
+    `precision` other than fp32, accuracy under noise is that of the network in this precision, and that in fp32 on the
+    same noise is told beside it.
     """
     inputs = data.batch(indices)
     truths = None if data.labels is None else data.labels[np.asarray(indices)]
-    smoothed = Smoothed(classifier, sigma, device=device, batch_size=batch_size)
+    calibration = calibration_inputs(data) if precision == "int8" else None
+    common: dict[str, Any] = {"device": device, "batch_size": batch_size, "key": make_key(None).hex()}
+    smoothed = Smoothed(classifier, sigma, plan=plan, precision=precision, calibration=calibration, **common)
     throughput = _throughput(smoothed, inputs[0])
     copies = max(1, min(_MOST_COPIES, int(seconds * throughput / len(inputs))))
     votes = _votes(smoothed, inputs, copies)
-    clean = better = noisy = None
+    clean = better = noisy = in_fp32 = None
     if truths is not None:
         network = smoothed.model
         clean = _accuracy(classify(network, inputs, smoothed.device), truths)
         better = _better_scaling(smoothed, inputs, truths, clean)
-        known = truths < votes.shape[1]  # a class that the model does not have gets no votes
-        noisy = Share(int(votes[known, truths[known]].sum()), copies * len(inputs))
+        noisy = _noisy_accuracy(votes, truths, copies)
+        if precision != "fp32":
+            in_fp32 = _noisy_accuracy(_votes(Smoothed(classifier, sigma, **common), inputs, copies), truths, copies)
     count = len(data) if total is None else total
     return Inspection(
         clean=clean,
@@ -158,6 +171,8 @@ def inspect_model(
         copies=copies,
         throughput=throughput,
         estimates=_estimates(votes, sigma, alpha, n_max, throughput, count),
+        executed=smoothed.executed(inputs.shape[1:]),
+        noisy_in_fp32=in_fp32,
         better_scaling=better,
         warnings=tuple(_warnings(classifier, data, votes.shape[1], clean, better, sigma)),
     )
@@ -181,6 +196,11 @@ def classify(network: Callable[..., Any], inputs: npt.NDArray[Any], device: torc
 
 def _accuracy(labels: npt.NDArray[np.int64], truths: npt.NDArray[np.int64]) -> Share:
     return Share(int((labels == truths).sum()), len(truths))
+
+
+def _noisy_accuracy(votes: npt.NDArray[np.int64], truths: npt.NDArray[np.int64], copies: int) -> Share:
+    known = truths < votes.shape[1]  # a class that the model does not have gets no votes
+    return Share(int(votes[known, truths[known]].sum()), copies * len(truths))
 
 
 def _throughput(smoothed: Smoothed, x: npt.NDArray[Any]) -> float:

@@ -121,6 +121,8 @@ class _Result:
     stages: tuple[Votes, ...]
     key: str = field(repr=False)
     input_id: str = field(repr=False)
+    executed: str | None = None
+    """What answered in the network's place, such as an int8 copy of it: the claim is about that. None: itself."""
 
     @property
     def abstained(self) -> bool:
@@ -151,7 +153,9 @@ class _Result:
 
     def _rows(self) -> list[tuple[str, str]]:
         invalid = [("without an answer", f"{self.invalid:,}")] if self.invalid else []
+        executed = [("base classifier", f"run by {self.executed}")] if self.executed else []
         return [
+            *executed,
             ("smoothing", f"{self.noise} noise, σ = {self.sigma:g}"),
             ("failure probability", f"at most α = {self.alpha:g}"),
             ("procedure", str(self.procedure["name"])),

@@ -24,6 +24,7 @@ from smoothcert.errors import ConfigError, ModelError
 from smoothcert.models.contract import Model, evaluating, is_labels
 from smoothcert.noise import Noise, rows_per_block
 from smoothcert.records import Votes
+from smoothcert.staging import Staging, own_stream
 from smoothcert.streams import Stream
 
 log = logging.getLogger("smoothcert")
@@ -47,6 +48,18 @@ class Plan:
     channels_last: bool = False
     workers: int = 1
     threads: int | None = None
+    backend: str = "eager"
+    precision: str = "fp32"
+
+    @property
+    def is_plain(self) -> bool:
+        """True where the network is run as it is."""
+        return self.backend == "eager" and self.precision == "fp32"
+
+    @property
+    def execution(self) -> str:
+        """What runs the base classifier, in words."""
+        return f"{self.backend}, {self.precision}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,11 +89,13 @@ def pick_device(model: Model, device: str | torch.device | None) -> torch.device
 
 
 def worker_count(model: Model, device: torch.device) -> int:
-    """Several workers for a module on the CPU; one for a GPU, and for callables that may not be thread-safe."""
+    """As many as the CPU has threads; two for a GPU, of which one makes noise while the other's is classified.
+
+    One for other devices, and for callables that may not be thread-safe.
+    """
     safe = isinstance(model, nn.Module) and all(getattr(part, "thread_safe", True) for part in model.modules())
-    if device.type == "cpu" and safe:
-        return min(torch.get_num_threads(), MAX_WORKERS)
-    return 1
+    most = {"cpu": MAX_WORKERS, "cuda": 2}.get(device.type, 1) if safe else 1
+    return min(torch.get_num_threads(), most)
 
 
 @contextmanager
@@ -202,10 +217,10 @@ class _Worker:
     def __init__(self, job: _Job) -> None:
         self.job = job
         self.tally = Tally(job.num_classes, job.device, len(job.requests))
-        self.buffer = np.empty((job.most_rows, job.row_size), np.float32)
+        self.staging = Staging(job.device, job.most_rows, job.row_size)
 
     def run(self) -> Tally:
-        with torch.inference_mode():
+        with torch.inference_mode(), own_stream(self.job.device):
             for task in self.job.tasks():
                 self._classify(task)
         return self.tally
@@ -215,37 +230,39 @@ class _Worker:
         job, done = self.job, 0
         pieces = list(job.pieces(task))
         owners = _owners(pieces, task).to(job.device)
-        rows = self._fill(task, pieces)
-        while done < len(rows) and not job.stopped:
-            size = min(job.batch_size, len(rows) - done)
+        first = task.start - pieces[0].start
+        self._fill(pieces)
+        while done < len(task) and not job.stopped:
+            size = min(job.batch_size, len(task) - done)
             try:
-                output = self._forward(rows[done : done + size])
+                output = self._forward(first + done, size)
             except Exception as error:
                 if not _out_of_memory(error) or size == 1:
                     raise
                 job.shrink(size)
-                rows = self._fill(task, pieces)  # the model may have changed its input before it failed
+                self._fill(pieces)  # the model may have changed its input before it failed
                 continue
             self.tally.add(output, owners[done : done + size])
             done += size
-        job.done(len(rows))
+        self.staging.close()
+        job.done(len(task))
 
-    def _fill(self, task: range, pieces: list[_Piece]) -> npt.NDArray[np.float32]:
-        job, origin = self.job, pieces[0].start
+    def _fill(self, pieces: list[_Piece]) -> None:
+        """Make the noisy copies of some pieces, the first of them in the first row."""
+        job, origin, buffer = self.job, pieces[0].start, self.staging.open()
         for piece in pieces:
             request = job.requests[piece.request]
-            block = self.buffer[piece.start - origin : piece.stop - origin]
+            block = buffer[piece.start - origin : piece.stop - origin]
             request.noise.fill(job.centres[piece.request], request.stream, piece.block, block)
-        return self.buffer[task.start - origin : task.stop - origin]
 
-    def _forward(self, rows: npt.NDArray[np.float32]) -> Tensor:
+    def _forward(self, start: int, size: int) -> Tensor:
         job = self.job
-        batch = torch.from_numpy(rows).view(-1, *job.shape).to(job.device)
+        batch = self.staging.send(start, start + size).view(-1, *job.shape)
         if job.channels_last:
             batch = batch.contiguous(memory_format=torch.channels_last)
         output = job.model(batch)
-        if not isinstance(output, Tensor) or len(output) != len(rows):
-            raise ModelError(f"Expected {len(rows)} answers, one per input, got {getattr(output, 'shape', output)}.")
+        if not isinstance(output, Tensor) or len(output) != size:
+            raise ModelError(f"Expected {size} answers, one per input, got {getattr(output, 'shape', output)}.")
         return output
 
 

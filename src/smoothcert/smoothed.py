@@ -14,6 +14,7 @@ from torch import nn
 
 from smoothcert.checks import check_choice, check_count, check_sigma
 from smoothcert.errors import ConfigError, InputError
+from smoothcert.execution import Execution, OnTrial
 from smoothcert.inputs import Range, as_float32, check_values, content_id, split_batch
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import Model, check_contract
@@ -28,13 +29,11 @@ from smoothcert.sampling import (
     laid_out,
     pick_device,
     preserved_random_state,
-    worker_count,
 )
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN, Predict, Procedure, Running, SequentialPredict, describe
 from smoothcert.streams import Stream, make_key, parse_key
-from smoothcert.tuning import tuned_plan
 
 Result = TypeVar("Result", Certificate, Prediction)
 _PROBE_STAGE = -1
@@ -131,7 +130,12 @@ class Smoothed:
             weights are fixed; either way the key is in every result, and asking the same question twice gives the
             same answer.
         key: the key of an earlier result in hexadecimal, to draw the same noise again.
-        plan: how to run the forward passes, instead of `batch_size`; such as an earlier `plan_for` found.
+        plan: how to run the forward passes: "auto" as `tune` once found to be fastest on this machine, else in eager
+            mode; "eager" always so; the name of another backend; or a `Plan`. It changes how long they take, and scores
+            by rounding.
+        precision: "fp32", or "bf16", "fp16" and "int8" where a backend has them. An int8 network is another base
+            classifier than the one it was made from: certificates are about the former, and say so.
+        calibration: a batch of inputs by which int8 chooses its scales, with noise added to them.
         secure: for evidence against an adversary who may have chosen the model: only grid noise, no seed.
         allow_random: accept a model whose answers are random (fresh for every row); Theorem 1 covers it.
         progress: show a progress bar for what takes longer than two seconds; by default on a terminal.
@@ -149,7 +153,9 @@ class Smoothed:
         input_range: Range | None = (0.0, 1.0),
         batch_size: int | None = None,
         device: str | torch.device | None = None,
-        plan: Plan | None = None,
+        plan: Plan | str = "auto",
+        precision: str = "fp32",
+        calibration: Any = None,
         seed: int | None = None,
         key: str | None = None,
         secure: bool = False,
@@ -157,24 +163,22 @@ class Smoothed:
         progress: bool | None = None,
         on_draws: Callable[[int], None] | None = None,
     ) -> None:
+        weights_hash = None
         if isinstance(model, Classifier):
             num_classes = model.num_classes if num_classes is None else num_classes
             input_shape = model.input_shape if input_shape is None else input_shape
+            weights_hash = model.weights_hash
             model = model.network
         if not callable(model):
             raise ConfigError(f"Expected `model` to be callable on a batch, got {type(model).__name__}.")
         self.sigma = check_sigma(sigma)
         if num_classes is not None:
             check_count("num_classes", num_classes, least=2)
-        if batch_size is not None:
-            check_count("batch_size", batch_size)
         if isinstance(noise, Noise):
             if noise.sigma != self.sigma:
                 raise ConfigError(f"Expected `noise` with sigma={self.sigma:g}, got {noise.sigma:g}.")
         else:
             check_choice("noise", noise, ["auto", *NOISES])
-        if plan is not None and batch_size is not None:
-            raise ConfigError("Expected either `plan` or `batch_size`, got both.")
         if key is not None and seed is not None:
             raise ConfigError("Expected either `key` or `seed`, got both.")
         if secure and seed is not None:
@@ -186,9 +190,19 @@ class Smoothed:
         self.num_classes = num_classes
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.input_range = input_range
-        self._noise, self._batch_size = noise, batch_size
+        self._noise = noise
         self._secure, self._allow_random, self._progress = secure, allow_random, progress
-        self._given_plan, self._on_draws = plan, on_draws
+        self._on_draws = on_draws
+        self._execution = Execution(
+            self.model,
+            self.sigma,
+            self.device,
+            plan=plan,
+            precision=precision,
+            batch_size=batch_size,
+            calibration=None if calibration is None else as_float32(calibration),
+            weights_hash=weights_hash,
+        )
         self._key = make_key(seed) if key is None else parse_key(key)
         self._checked: dict[tuple[int, ...], int] = {}
 
@@ -323,14 +337,15 @@ class Smoothed:
 
     def _run(self, cases: list[_Case]) -> None:
         """Run every case to its conclusion, in rounds of draws that share their forward batches."""
+        shape = cases[0].x.shape
         num_classes = self._check_model(cases[0].noise, cases[0].x)
-        plan = self.plan_for(cases[0].x.shape)
+        plan, model = self._execution.plan_for(shape), self._execution.executed(shape)
         pending = deque(case for case in cases if not case.running.finished)
         # The one input's draws are worth watching, and of several how many are done.
         shows_draws, shows_inputs = (self._progress, False) if len(cases) == 1 else (False, self._progress)
         channels_last = plan.channels_last and cases[0].x.ndim == 3
         with (
-            laid_out(self.model, channels_last=channels_last),  # once for all rounds
+            laid_out(model, channels_last=channels_last),  # once for all rounds
             ProgressBar("inputs", len(cases), enabled=shows_inputs) as inputs,
         ):
             while pending:
@@ -345,7 +360,7 @@ class Smoothed:
                         inputs.advance(0)  # lets it appear before the first input is done
 
                     votes = count_votes_together(
-                        self.model,
+                        model,
                         requests,
                         num_classes=num_classes,
                         plan=plan,
@@ -369,6 +384,7 @@ class Smoothed:
             stages=tuple(case.running.stages),
             key=self.key,
             input_id=case.input_id,
+            executed=self.executed(case.x.shape),
         )
 
     def _noise_for(self, x: npt.NDArray[np.float32]) -> Noise:
@@ -392,9 +408,11 @@ class Smoothed:
             rows = np.empty((_PROBES, x.size), np.float32)
             noise.fill(noise.centre(x), Stream(self._key, "probe", _PROBE_STAGE), 0, rows)
             probes = torch.from_numpy(rows).view(_PROBES, *x.shape).to(self.device)
-            self._checked[x.shape] = check_contract(
-                self.model, probes, num_classes=self.num_classes, allow_random=self._allow_random
-            )
+            executed = self._execution.executed(x.shape)
+            for model in [self.model] if executed is self.model else [self.model, executed]:
+                self._checked[x.shape] = check_contract(
+                    model, probes, num_classes=self.num_classes, allow_random=self._allow_random
+                )
         return self._checked[x.shape]
 
     def check(self, x: Any) -> int:
@@ -405,9 +423,23 @@ class Smoothed:
             return self._check_model(self._noise_for(one), one)
 
     def plan_for(self, shape: tuple[int, ...]) -> Plan:
-        """How forward passes on inputs of this shape are run: as given, or as measured to be the fastest."""
-        if self._given_plan is not None:
-            return self._given_plan
-        if self._batch_size is not None:
-            return Plan(self._batch_size, workers=worker_count(self.model, self.device))
-        return tuned_plan(self.model, shape, self.device)
+        """How forward passes on inputs of this shape are run: as given, as remembered, or as measured now."""
+        return self._execution.plan_for(shape)
+
+    def tune(self, shape: tuple[int, ...], on_trial: OnTrial = lambda _: None) -> Plan:
+        """Measure every way to run the forward passes on inputs of this shape, take the fastest and remember it.
+
+        `on_trial` is told of each as it is measured.
+        """
+        plan = self._execution.tune(shape, on_trial)
+        self._checked.pop(shape, None)
+        return plan
+
+    def tunable(self, shape: tuple[int, ...]) -> bool:
+        """True where it is not known yet how this model is run fastest, and measuring may find out."""
+        return self._execution.tunable(shape)
+
+    def executed(self, shape: tuple[int, ...]) -> str | None:
+        """What answers in the base classifier's place: backend, precision and a hash; None for the network itself."""
+        content = self._execution.content_hash(shape)
+        return None if content is None else f"{self.plan_for(shape).execution}, {content}"

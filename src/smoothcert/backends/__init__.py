@@ -9,8 +9,9 @@ from smoothcert.backends.interface import Backend, Source, content_hash
 from smoothcert.backends.onnx_runtime import OnnxRuntime
 from smoothcert.backends.openvino_runtime import OpenVino
 
-__all__ = ["BACKENDS", "Backend", "Source", "content_hash"]
+__all__ = ["BACKENDS", "PRECISIONS", "Backend", "Source", "content_hash"]
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend for backend in (Eager(), Folded(), Compiled(), OnnxRuntime(), OpenVino())
 }
+PRECISIONS = tuple(dict.fromkeys(name for backend in BACKENDS.values() for name in backend.precisions))

@@ -36,6 +36,7 @@ from smoothcert.cli.show import Show
 from smoothcert.cli.sweep import Sweep
 from smoothcert.cli.table import Table
 from smoothcert.cli.train import Train
+from smoothcert.cli.tune import Tune
 from smoothcert.cli.verify import Verify
 from smoothcert.config import load_config
 from smoothcert.errors import SmoothcertError
@@ -44,6 +45,7 @@ COMMANDS: dict[str, type[Any]] = {
     "demo": Demo,
     "train": Train,
     "sweep": Sweep,
+    "tune": Tune,
     "card": Card,
     "inspect": Inspect,
     "certify": Certify,
@@ -71,6 +73,7 @@ examples:
   smoothcert demo                       see it work, in under a minute
   smoothcert train DATA --sigma 0.25 --out MODEL
   smoothcert inspect MODEL --data DATA  is it the right model, and what would certifying it take
+  smoothcert tune MODEL --data DATA     the fastest way to run it on this machine
   smoothcert certify MODEL DATA --sigma 0.25 --out RUN
   smoothcert attack RUN --factor 1 1.5 2 --out ATTACK
   smoothcert baseline MODEL DATA --method crown --out RUN

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 from rich import box
@@ -29,6 +29,7 @@ _EXAMPLES = """
 examples:
   smoothcert inspect model.onnx
   smoothcert inspect model.safetensors --data cifar10 --sigma 0.25
+  smoothcert inspect model.safetensors --data cifar10 --sigma 0.25 --precision int8
   smoothcert inspect timm:resnet50 --data imagenet --sigma 0.5 --first 200
   smoothcert inspect my_code.py:make_model --data photos/ --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225
   smoothcert inspect hf:google/vit-base-patch16-224 --data imagenet --denoiser tv --price-per-hour 1.20
@@ -54,6 +55,10 @@ class Inspect(ModelArguments, DataArguments):
     """What an hour of this machine costs, to estimate the cost."""
     device: OptionalText = None
     """cpu, cuda, cuda:1, mps; by default the fastest here."""
+    plan: Literal["auto", "eager", "folded", "compile", "onnxruntime", "openvino"] = "auto"
+    """What runs the model: auto as `smoothcert tune` found; eager as it is; or another backend."""
+    precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
+    """Numbers that the model computes with; accuracy under noise is shown beside that in fp32."""
     batch_size: OptionalInt = None
     """Noisy copies per forward pass; by default the fastest."""
     json: bool = False
@@ -90,6 +95,8 @@ class Inspect(ModelArguments, DataArguments):
             seconds=self.seconds,
             device=self.device,
             batch_size=self.batch_size,
+            plan=self.plan,
+            precision=self.precision,
             total=len(indices),
         )
         if self.json:
@@ -115,8 +122,14 @@ class Inspect(ModelArguments, DataArguments):
             table.add_row("accuracy", "unknown, as the data has no labels")
         else:
             table.add_row("accuracy, clean", _percent(found.clean))
-            table.add_row(f"accuracy, σ = {self.sigma:g}", f"{_percent(found.noisy, interval=False)} of noisy copies")
+            beside = ""
+            if found.noisy_in_fp32 is not None:
+                beside = f" in {self.precision}; {_percent(found.noisy_in_fp32, interval=False)} in fp32"
+            noisy = f"{_percent(found.noisy, interval=False)} of noisy copies{beside}"
+            table.add_row(f"accuracy, σ = {self.sigma:g}", noisy)
         table.add_row("throughput", f"{found.throughput:,.0f} noisy copies per second")
+        if found.executed is not None:
+            table.add_row("run by", escape(found.executed))
         console.print(table)
         console.print(f"\n[bold]Certifying {found.estimates[0].inputs:,} inputs at α = {self.alpha:g}[/], roughly")
         console.print(self._estimates(found))

@@ -92,6 +92,8 @@ def print_run(console: Console, run: Run, radii: Sequence[float]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("model", escape(str(values["model"].get("source") or "unknown")))
+    if values.get("plan", {}).get("executed"):
+        table.add_row("run by", escape(values["plan"]["executed"]))
     table.add_row("data", escape(str(values["data"]["name"])))
     if run.manifest.kind != "bound":
         table.add_row("smoothing", f"σ = {run.sigma:g}, at most α = {summary['alpha']:g} per input fail")

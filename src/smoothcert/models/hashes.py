@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def hash_tensors(tensors: Mapping[str, Any]) -> str:
@@ -29,3 +30,11 @@ def hash_bytes(*contents: bytes) -> str:
     for content in contents:
         digest.update(content)
     return f"sha256:{digest.hexdigest()}"
+
+
+def checksums(network: Any) -> tuple[int, ...]:
+    """A checksum of every weight and buffer; quick, as it guards against accidents rather than forgery."""
+    if not isinstance(network, nn.Module):
+        return ()
+    tensors = (t.detach().cpu().contiguous() for t in (*network.parameters(), *network.buffers()))
+    return tuple(zlib.crc32(one.reshape(-1).view(torch.uint8).numpy()) for one in tensors)

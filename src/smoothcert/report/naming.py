@@ -40,6 +40,7 @@ _TRAITS: tuple[Callable[[dict[str, Any]], str], ...] = (
     lambda values: str(values["model"].get("recipe") or ""),
     _certified_by,
     _training,
+    lambda values: str(values.get("plan", {}).get("precision") or "fp32"),
     lambda values: str(values["data"]["name"]),
     _procedure,
     _draws,

@@ -166,7 +166,8 @@ def _names(runs: Sequence[Run], groups: Sequence[Sequence[int]]) -> list[str]:
 def _group(run: Run) -> str:
     values = run.manifest.values
     model = values["model"]
-    kinds = (values["sigma"], model.get("recipe"), model.get("trained_sigma"), values["data"]["name"])
+    precision = values.get("plan", {}).get("precision")
+    kinds = (values["sigma"], model.get("recipe"), model.get("trained_sigma"), values["data"]["name"], precision)
     return repr((*kinds, values["alpha"], values["procedure"]))
 
 

@@ -7,15 +7,17 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from smoothcert.data.dataset import Dataset
 from smoothcert.errors import InputError, ModelError
+from smoothcert.execution import calibration_inputs
 from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.bounding import BoundTask
 from smoothcert.runs.directory import Run
-from smoothcert.runs.driver import read_chunk
-from smoothcert.runs.smoothing import SmoothingTask
+from smoothcert.runs.driver import first_readable, read_chunk
+from smoothcert.runs.smoothing import SmoothingTask, recorded_plan
 from smoothcert.runs.verification import Problem, procedure_of
-from smoothcert.sampling import Plan
 
 
 def draw_again(
@@ -35,7 +37,7 @@ def draw_again(
     classifier = spec.load()
     if classifier.weights_hash != values["model"]["weights_hash"]:
         raise ModelError(f"{classifier.source} is not the model of {run.path}: its weights are others.")
-    task = _bound_task(values, spec) if run.manifest.kind == "bound" else _task(values, spec)
+    task = _bound_task(values, spec) if run.manifest.kind == "bound" else _task(values, spec, data)
     worker = task.start(classifier=classifier)
     made, problems = 0, []
     for number in _chosen(run, count):
@@ -66,8 +68,8 @@ def _bound_task(values: Mapping[str, Any], spec: ModelSpec) -> BoundTask:
     )
 
 
-def _task(values: Mapping[str, Any], spec: ModelSpec) -> SmoothingTask:
-    plan = values["plan"]
+def _task(values: Mapping[str, Any], spec: ModelSpec, data: Dataset) -> SmoothingTask:
+    plan = recorded_plan(values["plan"])
     return SmoothingTask(
         model=spec,
         weights_hash=values["model"]["weights_hash"],
@@ -78,7 +80,10 @@ def _task(values: Mapping[str, Any], spec: ModelSpec) -> SmoothingTask:
         tests_true_labels=values["known_labels"],
         num_classes=values["model"]["num_classes"],
         key=values["key"],
-        plan=Plan(plan["batch_size"], plan["channels_last"], threads=plan["threads"]),
+        plan=plan,
+        shape=np.asarray(first_readable(data, values["indices"])).shape,
+        executed=values["plan"].get("executed"),
+        calibration=calibration_inputs(data) if plan.precision == "int8" else None,
         device=values["device"].partition(" ")[0],
         secure=False,  # whoever checks knows the key, and may
         allow_random=values["allow_random"],

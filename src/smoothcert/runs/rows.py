@@ -36,6 +36,7 @@ def row_result(row: Row, manifest: Mapping[str, Any]) -> Certificate | Predictio
         "stages": tuple(_dense(votes, classes) for votes in row["stages"]),
         "key": manifest["key"],
         "input_id": f"index:{row['index']}",
+        "executed": manifest.get("plan", {}).get("executed"),
     }
     if "radius" in row:
         return Certificate(radius=row["radius"], bounds=Bounds(**row["bounds"]), **common)

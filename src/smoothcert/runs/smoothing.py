@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import torch
 
 from smoothcert.data.dataset import Dataset
 from smoothcert.data.selection import select_indices
-from smoothcert.errors import InputError
+from smoothcert.errors import InputError, ModelError
+from smoothcert.execution import calibration_inputs
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.directory import Run, Writer
@@ -32,6 +33,7 @@ _CHUNK_SECONDS = 2.0
 _MOST_INPUTS = 16
 _GUESSED_DRAWS = 20_000  # of an input, before any was worked on
 _TIMED_DRAWS = 256
+_TUNED_SECONDS = 120.0  # runs that will take longer are worth some seconds of looking for the fastest way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,9 @@ class SmoothingTask(Task):
     num_classes: int
     key: str
     plan: Plan
+    shape: tuple[int, ...]
+    executed: str | None
+    calibration: npt.NDArray[np.float32] | None
     secure: bool
     allow_random: bool
 
@@ -67,6 +72,7 @@ class SmoothingWorker(Worker):
             task.num_classes,
             noise=task.noise,
             plan=replace(task.plan, workers=workers),
+            calibration=task.calibration,
             device=task.device,
             key=task.key,
             secure=task.secure,
@@ -74,6 +80,12 @@ class SmoothingWorker(Worker):
             progress=False,
             on_draws=on_draws,
         )
+        executed = self._smoothed.executed(task.shape)
+        if executed != task.executed:
+            raise ModelError(
+                f"Expected to run the model as {task.executed}, it came out as {executed} here: other libraries or "
+                "another kind of processor than where the run began. Run it there, or anew with --plan eager."
+            )
         super().__init__(self._smoothed.model)
 
     def results(self, inputs: npt.NDArray[Any], indices: Sequence[int], truths: Sequence[int | None]) -> Iterator[Row]:
@@ -131,18 +143,24 @@ def _job(
         raise InputError(f"Known labels were asked for, but {data.name} has none.")
     old = None if existing is None else existing.values
     key = old["key"] if old and settings.seed is None else make_key(settings.seed).hex()
+    calibration = calibration_inputs(data) if settings.precision == "int8" else None
     smoothed = Smoothed(
         classifier,
         settings.sigma,
         noise=settings.noise,
-        batch_size=settings.batch_size,
+        **_way_to_run(settings, old),
+        calibration=calibration,
         device=settings.device,
         key=key,
         allow_random=settings.allow_random,
         progress=False,
     )
     classes = smoothed.check(first)
-    plan, chunk = _plan(smoothed, first, settings, old)
+    shape = np.asarray(first).shape
+    if old is None:
+        plan, chunk = _plan(smoothed, first, settings, len(indices))
+    else:
+        plan, chunk = smoothed.plan_for(shape), settings.chunk or old["plan"]["chunk"]
     task = SmoothingTask(
         model=spec,
         weights_hash=classifier.weights_hash,
@@ -154,6 +172,9 @@ def _job(
         num_classes=classes,
         key=key,
         plan=plan,
+        shape=shape,
+        executed=smoothed.executed(shape),
+        calibration=calibration,
         device=str(smoothed.device),
         secure=settings.secure,
         allow_random=settings.allow_random,
@@ -179,27 +200,58 @@ def _describe(task: SmoothingTask, settings: RunSettings) -> dict[str, Any]:
         "allow_random": task.allow_random,
         "key": task.key,
         "seed": settings.seed,
-        "plan": {
-            "batch_size": task.plan.batch_size,
-            "channels_last": task.plan.channels_last,
-            "threads": task.plan.threads,
-        },
+        "plan": plan_values(task.plan, task.executed),
     }
 
 
-def _plan(smoothed: Smoothed, first: Any, settings: RunSettings, old: Any) -> tuple[Plan, int]:
-    """Batch size, layout and inputs per chunk: as given, as the run has them, or as measured now."""
-    if old is not None:
-        plan = Plan(old["plan"]["batch_size"], old["plan"]["channels_last"], threads=old["plan"]["threads"])
-        return replace(plan, batch_size=settings.batch_size or plan.batch_size), settings.chunk or old["plan"]["chunk"]
-    found = smoothed.plan_for(np.asarray(first).shape)
+def plan_values(plan: Plan, executed: str | None) -> dict[str, Any]:
+    """What run.json says about how the model was run; nothing of a backend where it was run as it is."""
+    values: dict[str, Any] = {
+        "batch_size": plan.batch_size,
+        "channels_last": plan.channels_last,
+        "threads": plan.threads,
+    }
+    if not plan.is_plain:
+        values.update(backend=plan.backend, precision=plan.precision, executed=executed)
+    return values
+
+
+def recorded_plan(values: Mapping[str, Any]) -> Plan:
+    """The plan that run.json tells of."""
+    names = ("batch_size", "channels_last", "threads", "backend", "precision")
+    return Plan(**{name: values[name] for name in names if name in values})
+
+
+def _way_to_run(settings: RunSettings, old: Mapping[str, Any] | None) -> dict[str, Any]:
+    """How `Smoothed` is to run the model: as asked, or as the run began, but for what is asked otherwise now."""
+    if old is None:
+        return {"plan": settings.plan, "precision": settings.precision, "batch_size": settings.batch_size}
+    begun = recorded_plan(old["plan"])
+    backend = begun.backend if settings.plan == "auto" else settings.plan
+    size = settings.batch_size or begun.batch_size
+    return {"plan": replace(begun, backend=backend, precision=settings.precision, batch_size=size)}
+
+
+def _plan(smoothed: Smoothed, first: Any, settings: RunSettings, inputs: int) -> tuple[Plan, int]:
+    """How the model is run, and how many inputs make a chunk: as given, as remembered, or as measured now."""
+    fixed = isinstance(settings.make_procedure(), FixedN | Predict)
+    shape = np.asarray(first).shape
+    seconds = _seconds_per_draw(smoothed, first)
+    expected = seconds * inputs * (settings.n_max if fixed else _GUESSED_DRAWS)
+    if settings.plan == "auto" and expected > _TUNED_SECONDS and smoothed.tunable(shape):
+        smoothed.tune(shape)
+        seconds = _seconds_per_draw(smoothed, first)
+    found = smoothed.plan_for(shape)
     # One thread per worker: more of them may add up in another order.
-    plan = Plan(found.batch_size, found.channels_last, threads=1 if smoothed.device.type == "cpu" else None)
+    plan = replace(found, workers=1, threads=1 if smoothed.device.type == "cpu" else None)
     if settings.chunk is not None:
         return plan, settings.chunk
-    if isinstance(settings.make_procedure(), FixedN | Predict) or settings.timeout is not None:
+    if fixed or settings.timeout is not None:
         return plan, 1  # long stages gain nothing by sharing batches; and who hangs should take no others along
+    return plan, max(1, min(_MOST_INPUTS, int(_CHUNK_SECONDS / (seconds * _GUESSED_DRAWS))))
+
+
+def _seconds_per_draw(smoothed: Smoothed, first: Any) -> float:
     started = time.monotonic()
     smoothed.predict(first, Predict(n=_TIMED_DRAWS))  # without an index: on noise that no row will rest on
-    seconds = (time.monotonic() - started) / _TIMED_DRAWS * _GUESSED_DRAWS
-    return plan, max(1, min(_MOST_INPUTS, int(_CHUNK_SECONDS / seconds)))
+    return (time.monotonic() - started) / _TIMED_DRAWS

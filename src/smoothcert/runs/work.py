@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import nn
 
 from smoothcert.errors import ModelChangedError, ModelError
 from smoothcert.inputs import as_float32, content_id
 from smoothcert.models.classifier import Classifier
+from smoothcert.models.hashes import checksums
 from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.rows import Row
 
@@ -64,7 +62,7 @@ class Worker(ABC):
 
     def __init__(self, network: Any) -> None:
         self._network = network
-        self._fingerprint = self._weights()
+        self._fingerprint = checksums(network)
 
     @abstractmethod
     def results(self, inputs: npt.NDArray[Any], indices: Sequence[int], truths: Sequence[int | None]) -> Iterable[Row]:
@@ -107,18 +105,11 @@ class Worker(ABC):
 
     def check_weights(self) -> None:
         """Raise ModelChangedError unless weights and buffers are still those that were loaded."""
-        if self._weights() != self._fingerprint:
+        if checksums(self._network) != self._fingerprint:
             raise ModelChangedError(
                 "The model's weights or buffers changed while it was being certified: its draws are not those of one "
                 "classifier. Make it leave them alone in eval mode."
             )
-
-    def _weights(self) -> list[int]:
-        """A checksum of every tensor; quick, as it guards against accidents rather than forgery."""
-        if not isinstance(self._network, nn.Module):
-            return []
-        tensors = (t.detach().cpu().contiguous() for t in (*self._network.parameters(), *self._network.buffers()))
-        return [zlib.crc32(one.reshape(-1).view(torch.uint8).numpy()) for one in tensors]
 
 
 def describe_error(error: Exception) -> str:

@@ -70,7 +70,8 @@ def _selection(values: Mapping[str, Any]) -> list[str]:
 
 def _machine(values: Mapping[str, Any]) -> list[str]:
     plan = values.get("plan") or {}
-    return _flags(batch_size=plan.get("batch_size"), chunk=plan.get("chunk"))
+    way = _flags(plan=plan.get("backend"), precision=plan.get("precision"))
+    return way + _flags(batch_size=plan.get("batch_size"), chunk=plan.get("chunk"))
 
 
 def _flags(**settings: Any) -> list[str]:
@@ -101,6 +102,8 @@ def repeating_needs(shown: Shown) -> list[Html]:
     key = "Its seed gives the same noise, and so the same votes."
     if values.get("seed") is None:
         key = "It drew a fresh key from the operating system: a repetition sees other noise and gets other votes."
+    if executed := (values.get("plan") or {}).get("executed"):
+        lines.append(join(["What was smoothed is the network as run by ", element("code", executed), "."]))
     return [*lines, safe(key)]
 
 

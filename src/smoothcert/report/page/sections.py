@@ -84,7 +84,9 @@ def _model(shown: Shown) -> Html:
     weights = model.get("weights_hash")
     short = join([", weights ", element("code", str(weights)[:19] + "…")]) if weights else safe("")
     recipe = safe(f", trained by {model['recipe']}" if model.get("recipe") else "")
-    return join([element("code", model.get("source") or "unknown"), recipe, short])
+    by, _, content = ((shown.values.get("plan") or {}).get("executed") or "").partition("sha256:")
+    run_by = safe(f"; run by {by}{content[:12]}…" if by else "")
+    return join([element("code", model.get("source") or "unknown"), recipe, short, run_by])
 
 
 # Tables

@@ -1,0 +1,283 @@
+"""How the base classifier is run: the backend that a plan names, built once, and the fastest plan, found by measuring.
+
+A backend changes f by rounding at most, and int8 makes another network of it. The theorem holds for whatever is run, so
+a certificate is always about what was executed; its manifest says what that was.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from smoothcert.allocator import keep_freed_memory
+from smoothcert.backends import BACKENDS, PRECISIONS, Source, content_hash
+from smoothcert.checks import check_choice, check_count
+from smoothcert.data.dataset import Dataset
+from smoothcert.errors import ConfigError, ModelError, SmoothcertError
+from smoothcert.inputs import as_float32
+from smoothcert.models.contract import Model, evaluating
+from smoothcert.models.hashes import checksums, hash_tensors
+from smoothcert.noise import GaussianNoise
+from smoothcert.plan_cache import plan_file, remember_plan, remembered_plan
+from smoothcert.progress import ProgressBar
+from smoothcert.sampling import Plan, laid_out, worker_count, worker_pool
+from smoothcert.streams import Stream
+from smoothcert.tuning import tuned_plan
+
+OnTrial = Callable[["Trial"], None]
+SIZES = (32, 64, 128, 256, 512)
+_SECONDS = 0.4  # of each measurement
+_ROUNDS = 2
+_WORSE = 0.85  # a batch size this much slower than the best so far ends the search
+_MOST_INPUTS, _MOST_VALUES = 256, 2**23  # of calibration inputs
+_CALIBRATION_KEY = bytes(32)  # the same noise whenever a network is made of another: it decides nothing
+_CALIBRATION_STAGE = -2
+
+
+def calibration_inputs(data: Dataset) -> npt.NDArray[np.float32]:
+    """Inputs [N, *D] spread evenly over a data set, by which int8 chooses its scales; the same ones each time."""
+    first = as_float32(data[0])
+    count = min(_MOST_INPUTS, len(data), max(16, _MOST_VALUES // first.size))
+    places = dict.fromkeys(np.linspace(0, len(data) - 1, count).astype(int).tolist())
+    return np.stack([as_float32(data[place]) for place in places])
+
+
+class Execution:
+    """Finds, builds and keeps what is run in a base classifier's place, for each shape of inputs.
+
+    Args:
+        model: the base classifier, on `device`.
+        sigma: the noise level that int8 is calibrated for.
+        plan: "auto" for the plan that `tune` once found on this machine, else eager mode; the name of a backend; or a
+            plan.
+        precision: of the computations; "fp32" but where asked otherwise.
+        batch_size: noisy copies per forward pass, instead of the fastest.
+        calibration: inputs [N, *D], to which noise is added, for int8.
+        weights_hash: the model's, if it is known.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sigma: float,
+        device: torch.device,
+        *,
+        plan: Plan | str = "auto",
+        precision: str = "fp32",
+        batch_size: int | None = None,
+        calibration: npt.NDArray[np.float32] | None = None,
+        weights_hash: str | None = None,
+    ) -> None:
+        if isinstance(plan, Plan):
+            if batch_size is not None:
+                raise ConfigError("Expected either `plan` or `batch_size`, got both.")
+            precision = plan.precision
+        else:
+            check_choice("plan", plan, ["auto", *BACKENDS])
+        check_choice("precision", precision, PRECISIONS)
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
+        if precision == "int8" and calibration is None:
+            raise ConfigError("Expected inputs as `calibration` for int8, which chooses its scales by them, got none.")
+        self._model, self._sigma, self._device = model, sigma, device
+        self._plan, self._precision, self._batch_size = plan, precision, batch_size
+        self._calibration = None if calibration is None else _noisy(calibration, sigma)
+        self._weights_hash = weights_hash
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._built: dict[tuple[int, ...], nn.Module] = {}
+        self._weights: tuple[int, ...] = ()
+
+    def plan_for(self, shape: tuple[int, ...]) -> Plan:
+        """How inputs of this shape are run: as given, as remembered, or as measured now."""
+        if shape not in self._plans:
+            self._plans[shape] = self._find_plan(shape)
+        return self._plans[shape]
+
+    def _find_plan(self, shape: tuple[int, ...]) -> Plan:
+        if isinstance(self._plan, Plan):
+            return self._plan
+        known = self.remembered(shape) if self._plan == "auto" else None
+        if known is not None:
+            return known if self._batch_size is None else replace(known, batch_size=self._batch_size)
+        if self._precision == "fp32" and self._plan in ("auto", "eager"):
+            if self._batch_size is None:
+                return tuned_plan(self._model, shape, self._device)
+            return Plan(self._batch_size, workers=worker_count(self._model, self._device))
+        return self.tune(shape)
+
+    def remembered(self, shape: tuple[int, ...]) -> Plan | None:
+        """The plan that was once found for this network, shape and precision on this machine."""
+        if not isinstance(self._model, nn.Module):
+            return None
+        return remembered_plan(self._plan_file(shape))
+
+    def tunable(self, shape: tuple[int, ...]) -> bool:
+        """True if there is nothing remembered, and the model is one that other backends can run."""
+        is_network = self._weights_hash is not None and isinstance(self._model, nn.Module)  # and no service behind it
+        return is_network and self._plan == "auto" and self._batch_size is None and self.remembered(shape) is None
+
+    def tune(self, shape: tuple[int, ...], on_trial: OnTrial = lambda _: None, *, progress: bool | None = None) -> Plan:
+        """Measure every way to run inputs of this shape, take the fastest and remember it."""
+        named = isinstance(self._plan, str) and self._plan != "auto"
+        trials = []
+        with ProgressBar("ways to run the model tried", 1, enabled=progress) as bar:
+            for trial in self._trials(shape, [str(self._plan)] if named else _tried_backends(self._device)):
+                trials.append(trial)
+                on_trial(trial)
+                bar.set_progress(len(trials), len(trials) + 1)
+        plan = best_plan(trials)
+        if not named and self._batch_size is None:
+            remember_plan(self._plan_file(shape), plan, [asdict(trial) for trial in trials])
+        self._plans[shape] = plan
+        self._built.pop(shape, None)
+        return plan
+
+    def executed(self, shape: tuple[int, ...]) -> Model:
+        """What is called for a batch of inputs of this shape."""
+        plan = self.plan_for(shape)
+        if self._device.type == "cpu":
+            keep_freed_memory()
+        if plan.is_plain:
+            return self._model
+        weights = checksums(self._model)
+        if weights != self._weights:  # what was built is another network by now
+            self._weights = weights
+            self._built.clear()
+        if shape not in self._built:
+            self._built[shape] = self._build(shape, plan)
+        return self._built[shape]
+
+    def content_hash(self, shape: tuple[int, ...]) -> str | None:
+        """Which f is executed for inputs of this shape; None for the network as it is."""
+        return None if self.plan_for(shape).is_plain else content_hash(self.executed(shape))  # type: ignore[arg-type]
+
+    def _build(self, shape: tuple[int, ...], plan: Plan) -> nn.Module:
+        if not isinstance(self._model, nn.Module):
+            kind = type(self._model).__name__
+            raise ConfigError(f"The backend {plan.backend} runs torch modules, got {kind}: use the plan eager.")
+        backend = BACKENDS[plan.backend]
+        if plan.precision not in backend.precisions:
+            able = ", ".join(name for name, one in BACKENDS.items() if plan.precision in one.precisions)
+            raise ConfigError(f"The backend {plan.backend} has no {plan.precision}; these do: {able}.")
+        return backend.build(Source(self._model, shape, plan.batch_size, self._calibration), plan.precision)
+
+    def _plan_file(self, shape: tuple[int, ...]) -> Path:
+        if self._weights_hash is None:
+            self._weights_hash = hash_tensors(self._model.state_dict())  # type: ignore[union-attr]
+        return plan_file(self._weights_hash, shape, self._device, self._precision)
+
+    # Measuring
+
+    def _trials(self, shape: tuple[int, ...], backends: Sequence[str]) -> Iterator[Trial]:
+        keep_freed_memory()
+        for name in backends:
+            if self._precision not in BACKENDS[name].precisions:
+                continue
+            first = Plan(1, workers=worker_count(self._model, self._device), backend=name, precision=self._precision)
+            yield from self._trials_of(shape, first)
+
+    def _trials_of(self, shape: tuple[int, ...], first: Plan) -> Iterator[Trial]:
+        """Trials of one backend, in growing batches until they no longer gain."""
+        torch_runs_it = first.backend in ("eager", "folded", "compile")
+        layouts = (False, True) if len(shape) == 3 and torch_runs_it else (False,)
+        best = 0.0
+        for size in SIZES if self._batch_size is None else (self._batch_size,):
+            rates = {}
+            for channels_last in layouts:
+                trial = self._try(shape, replace(first, batch_size=size, channels_last=channels_last))
+                yield trial
+                if trial.failure is not None:
+                    return
+                rates[channels_last] = trial.rate
+            top = max(rates.values())
+            if top < _WORSE * best:
+                return
+            best = max(best, top)
+            layouts = tuple(layout for layout in layouts if rates[layout] >= _WORSE * top)
+
+    def _try(self, shape: tuple[int, ...], plan: Plan) -> Trial:
+        started = time.perf_counter()
+        try:
+            model = self._model if plan.is_plain else self._build(shape, plan)
+            built = time.perf_counter() - started
+            with evaluating(model), laid_out(model, channels_last=plan.channels_last):
+                rate = max(measured_rate(model, shape, self._device, plan) for _ in range(_ROUNDS))
+        except (SmoothcertError, RuntimeError, MemoryError) as error:
+            return Trial(plan, failure=" ".join(str(error).split())[:200])
+        return Trial(plan, rate, built)
+
+
+def _noisy(inputs: npt.NDArray[np.float32], sigma: float) -> npt.NDArray[np.float32]:
+    """The inputs under noise that no procedure sees."""
+    noisy = np.empty_like(inputs)
+    for place, x in enumerate(inputs):
+        stream = Stream(_CALIBRATION_KEY, f"calibration:{place}", _CALIBRATION_STAGE)
+        GaussianNoise(sigma).fill(x.reshape(-1), stream, 0, noisy[place].reshape(1, -1))
+    return noisy
+
+
+def _tried_backends(device: torch.device) -> list[str]:
+    """All that are installed; compiling takes a minute or two, which pays on a GPU alone unless it is asked for."""
+    slow = () if device.type == "cuda" else ("compile",)
+    return [name for name, backend in BACKENDS.items() if backend.missing() is None and name not in slow]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A way to run the base classifier that was tried: inputs per second by all workers, or why it failed."""
+
+    plan: Plan
+    rate: float = 0.0
+    build_seconds: float = 0.0
+    failure: str | None = None
+
+
+def best_plan(trials: Sequence[Trial]) -> Plan:
+    """The fastest plan that was tried; ModelError if none could be run."""
+    best = max(trials, key=lambda trial: trial.rate, default=None)
+    if best is None:
+        raise ConfigError("None of the backends that are installed here can do that; for int8: openvino, onnxruntime.")
+    if best.failure is not None:
+        reasons = "; ".join(f"{trial.plan.backend}: {trial.failure}" for trial in trials)
+        raise ModelError(f"No backend can run this network in {best.plan.precision}: {reasons}")
+    return best.plan
+
+
+def measured_rate(model: Model, shape: tuple[int, ...], device: torch.device, plan: Plan) -> float:
+    """Inputs per second that all workers classify together, each with its share of the threads."""
+    batch = torch.rand(plan.batch_size, *shape, generator=torch.Generator().manual_seed(0)).to(device)
+    if plan.channels_last:
+        batch = batch.contiguous(memory_format=torch.channels_last)
+    barrier = threading.Barrier(plan.workers)
+
+    def work() -> float:
+        with torch.inference_mode():
+            try:
+                _wait_for(model(batch))
+            except BaseException:
+                barrier.abort()  # the others would wait for ever
+                raise
+            barrier.wait()
+            started, done = time.perf_counter(), 0
+            while (elapsed := time.perf_counter() - started) < _SECONDS or done == 0:
+                _wait_for(model(batch))
+                done += len(batch)
+        return done / elapsed
+
+    if plan.workers == 1:
+        return work()
+    pool = worker_pool(plan.workers, 1 if device.type == "cpu" else None)
+    return sum(future.result() for future in [pool.submit(work) for _ in range(plan.workers)])
+
+
+def _wait_for(scores: Tensor) -> None:
+    if scores.device.type == "cuda":
+        torch.cuda.synchronize(scores.device)
