@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from common import Figure, show
 from smoothcert.attacks.on_smoothed import PaperAttack, Target
 from smoothcert.models.architectures import ARCHITECTURES, build
 from smoothcert.sampling import laid_out
@@ -44,8 +45,8 @@ def attack_rate(target: Target) -> float:
     return 2 * COPIES / (time.perf_counter() - start)
 
 
-def main() -> None:
-    """Print the fastest pure passes, the attack's rate, and their ratio."""
+def measure() -> list[Figure]:
+    """The attack's rate beside that of the fastest pure passes."""
     shape = ARCHITECTURES["lenet"].input_shape
     model = seeded(lambda: build("lenet", classes=10), 0).eval().requires_grad_(False)
     target = Target(model, torch.rand(shape, generator=torch.Generator().manual_seed(0)), 0, 0.5)
@@ -61,11 +62,12 @@ def main() -> None:
         pure.append(pure_rate(model, shape, size, channels_last=layout))
         attack.append(attack_rate(target))
     ratio = statistics.median(a / p for a, p in zip(attack, pure, strict=True))
-    print(f"attack on a smoothed lenet, {torch.get_num_threads()} threads, median of {ROUNDS} rounds")
-    print(f"pure passes  {statistics.median(pure):8,.0f} gradients/s  batches of {size}, channels last: {layout}")
-    print(f"paper attack {statistics.median(attack):8,.0f} gradients/s  batches of {PaperAttack().batch_size}")
-    print(f"attack ÷ pure passes {ratio:.2f} (aim 0.8)")
+    detail = (
+        f"attack {statistics.median(attack):,.0f} gradients/s, pure passes {statistics.median(pure):,.0f} in batches "
+        f"of {size}{', channels last' if layout else ''}; {torch.get_num_threads()} threads"
+    )
+    return [Figure("paper's attack on a smoothed LeNet ÷ pure passes", ratio, "≥ 0.8", detail)]
 
 
 if __name__ == "__main__":
-    main()
+    show(measure(), "attack")

@@ -1,4 +1,4 @@
-"""What deterministic bounds cost: seconds per image of each method, and of auto_LiRPA's CROWN where that is installed.
+"""What deterministic bounds cost: seconds per image of each method.
 
 The network is the 7-layer MLP of CROWN's authors (six hidden layers of 1024 units), briefly trained on digits that are
 enlarged to its input, so that radii are those of a network that has learnt something. Times include the search for the
@@ -12,10 +12,9 @@ import time
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch.nn import functional
 
+from common import Figure, show
 from smoothcert.baselines.lipschitz import lipschitz_radii
 from smoothcert.baselines.network import read_network
 from smoothcert.baselines.search import RelaxedNetwork
@@ -43,8 +42,8 @@ def trained() -> tuple[torch.nn.Module, torch.Tensor]:
     return model.eval(), images[:IMAGES]
 
 
-def main() -> None:
-    """Measure and print."""
+def measure() -> list[Figure]:
+    """Seconds per image of each method."""
     model, images = trained()
     shape = tuple(images.shape[1:])
     relaxed = RelaxedNetwork.of(model, shape)
@@ -54,17 +53,16 @@ def main() -> None:
         "dual": lambda x: relaxed.radii(x, ("same",))[1],
         "crown": lambda x: relaxed.radii(x, ("same", "adaptive"))[1],
     }
-    table = Table(
-        "method", "s / image", "median radius", title=f"7-layer MLP of 1024 units, {IMAGES} images, batches of 10"
-    )
+    figures = []
     for name, method in methods.items():
         started, radii = time.perf_counter(), []
         for part in images.split(10):
             radii += method(part).tolist()
-        table.add_row(name, f"{(time.perf_counter() - started) / IMAGES:.3f}", f"{statistics.median(radii):.4f}")
-    Console().print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    Console().print(table)
+        seconds = (time.perf_counter() - started) / IMAGES
+        detail = f"median radius {statistics.median(radii):.4f}, {IMAGES} images, {torch.get_num_threads()} threads"
+        figures.append(Figure(f"{name} on the 7-layer MLP: seconds per image", seconds, detail=detail))
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    show(measure(), "deterministic bounds")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common import Figure, show
 from smoothcert.data import ArrayData
 from smoothcert.models.architectures import lenet
 from smoothcert.models.checkpoints import Blueprint, save_checkpoint
@@ -44,16 +45,15 @@ def seconds_per_input(model: Path, data: ArrayData, cores: list[int], out: Path)
     return (times[-1] - times[warm]) / (len(times) - 1 - warm)
 
 
-def main() -> None:
-    """Measure in turns and print the ratio of the medians."""
+def measure() -> list[Figure]:
+    """The ratio of the medians, measured in turns."""
     rng = np.random.default_rng(0)
     data = ArrayData(
         rng.integers(256, size=(INPUTS, 1, 28, 28), dtype=np.uint8), np.zeros(INPUTS, np.int64), None, "noise"
     )
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
-        print("two cores are needed")
-        return
+        return []
     found: dict[int, list[float]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "lenet.safetensors"
@@ -64,8 +64,9 @@ def main() -> None:
                 out = Path(folder) / f"run-{workers}-{number}"
                 found[workers].append(seconds_per_input(model, data, cores[:workers], out))
     one, two = (statistics.median(found[workers]) for workers in (1, 2))
-    print(f"1 worker {1e3 * one:.1f} ms per input, 2 workers {1e3 * two:.1f} ms: {one / two:.2f}× (target 1.80)")
+    detail = f"{1e3 * one:.1f} and {1e3 * two:.1f} ms per input"
+    return [Figure("2 worker processes ÷ 1", one / two, "≥ 1.8", detail)]
 
 
 if __name__ == "__main__":
-    main()
+    show(measure(), "runs")

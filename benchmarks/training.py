@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from common import Figure, show
 from smoothcert.data.dataset import ArrayData
 from smoothcert.models.architectures import ARCHITECTURES, build
 from smoothcert.training.loop import Trainer, seeded
@@ -59,15 +60,15 @@ def ratio(name: str, steps: int) -> tuple[float, float]:
     return statistics.median(ratios), statistics.median(rates)
 
 
-def main() -> None:
-    """Print one line per network."""
-    print(
-        f"training, gaussian recipe, batches of {BATCH}, {torch.get_num_threads()} threads, median of {ROUNDS} rounds"
-    )
+def measure() -> list[Figure]:
+    """One figure per network."""
+    figures = []
     for name, steps in CASES.items():
-        found, rate = ratio(name, steps)
-        print(f"{name:10s} epoch ÷ pure forward and backward {found:.2f} (aim 1.15)   {rate:,.0f} inputs/s")
+        found, speed = ratio(name, steps)
+        detail = f"{speed:,.0f} inputs/s in batches of {BATCH}, {torch.get_num_threads()} threads"
+        figures.append(Figure(f"{name}: an epoch ÷ pure passes", found, "≤ 1.15", detail))
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    show(measure(), "training, gaussian recipe")

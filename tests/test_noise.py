@@ -42,7 +42,7 @@ def test_the_table_holds_the_exact_distribution_of_the_rounded_gaussian(sigma):
     for cell in range(2**15):
         inside = [0, *(int(t) for t in table.low[table.start[cell] : table.start[cell + 1]]), 2**63]
         for passed, (a, b) in enumerate(pairwise(inside)):
-            mass[int(table.below[cell]) + passed] += Fraction(b - a, 2**79)
+            mass[int(table.start[cell]) - count + passed] += Fraction(b - a, 2**79)
     assert sum(mass.values()) == Fraction(1, 2)
     with mp.workdps(50):
         step = 1 / (mp.mpf(sigma) * 255)

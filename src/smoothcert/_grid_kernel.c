@@ -33,21 +33,21 @@ static inline void philox(uint64_t counter, uint64_t lane, uint64_t block, const
 
 typedef struct {
     const float *steps;       /* [65536], NaN where thresholds run through the cell */
-    const int64_t *below;     /* [32768], the value left of the cell's first threshold */
-    const int64_t *start;     /* [32769], where the cell's thresholds begin in `low` */
-    const int64_t *low;       /* the thresholds' 63 bits below their cell */
+    const int32_t *start;     /* [32769], where the cell's thresholds begin in `low` */
+    const int64_t *low;       /* [count], the thresholds' 63 bits below their cell */
+    int32_t count;
 } table;
 
 static float refine(const table *t, uint32_t cell, int64_t extra) {
     int mirrored = cell >= 32768;
     uint32_t lower = mirrored ? 65535 - cell : cell;
-    int64_t from = t->start[lower], to = t->start[lower + 1];
+    int32_t from = t->start[lower], to = t->start[lower + 1];
     while (from < to) { /* the first threshold above `extra` */
-        int64_t middle = (from + to) / 2;
+        int32_t middle = (from + to) / 2;
         if (t->low[middle] <= extra) from = middle + 1;
         else to = middle;
     }
-    int64_t value = t->below[lower] + (from - t->start[lower]);
+    int32_t value = from - t->count; /* the first threshold of all lies between -count and -count + 1 */
     return (float)(mirrored ? -value : value);
 }
 
@@ -88,22 +88,21 @@ static void fill(float *out, Py_ssize_t rows, Py_ssize_t size, const float *cent
 }
 
 static PyObject *py_fill(PyObject *self, PyObject *args) {
-    Py_buffer out, centre, steps, below, start, low, key;
+    Py_buffer out, centre, steps, start, low, key;
     float levels;
     unsigned long long block;
-    if (!PyArg_ParseTuple(args, "w*y*fy*y*y*y*y*K", &out, &centre, &levels, &steps, &below, &start, &low, &key, &block))
+    if (!PyArg_ParseTuple(args, "w*y*fy*y*y*y*K", &out, &centre, &levels, &steps, &start, &low, &key, &block))
         return NULL;
     Py_ssize_t size = centre.len / (Py_ssize_t)sizeof(float);
     int fits = size > 0 && out.len % centre.len == 0 && steps.len == 65536 * (Py_ssize_t)sizeof(float) &&
-               below.len == 32768 * (Py_ssize_t)sizeof(int64_t) && start.len == 32769 * (Py_ssize_t)sizeof(int64_t) &&
-               key.len == 16;
+               start.len == 32769 * (Py_ssize_t)sizeof(int32_t) && key.len == 16;
     if (fits) {
-        table t = {steps.buf, below.buf, start.buf, low.buf};
+        table t = {steps.buf, start.buf, low.buf, (int32_t)(low.len / (Py_ssize_t)sizeof(int64_t))};
         Py_BEGIN_ALLOW_THREADS
         fill(out.buf, out.len / centre.len, size, centre.buf, levels, &t, key.buf, block);
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&out), PyBuffer_Release(&centre), PyBuffer_Release(&steps), PyBuffer_Release(&below);
+    PyBuffer_Release(&out), PyBuffer_Release(&centre), PyBuffer_Release(&steps);
     PyBuffer_Release(&start), PyBuffer_Release(&low), PyBuffer_Release(&key);
     if (!fits) {
         PyErr_SetString(PyExc_ValueError, "grid kernel: arrays of unexpected size");
@@ -114,7 +113,7 @@ static PyObject *py_fill(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"fill", py_fill, METH_VARARGS,
-     "fill(out, centre, levels, steps, below, start, low, key, block): noisy copies of a block into out."},
+     "fill(out, centre, levels, steps, start, low, key, block): noisy copies of a block into out."},
     {NULL, NULL, 0, NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_grid_kernel", NULL, -1, methods, NULL, NULL, NULL, NULL};
 PyMODINIT_FUNC PyInit__grid_kernel(void) { return PyModule_Create(&module); }

@@ -145,8 +145,7 @@ class GridGaussianNoise(Noise):
         if fused_fill is None:
             self._fill_by_numpy(table, centre, stream, block, out)
         else:
-            lookup = (table.steps, table.below, table.start, table.low)
-            fused_fill(out, centre, self.levels, *lookup, stream.philox_key, block)
+            fused_fill(out, centre, self.levels, table.steps, table.start, table.low, stream.philox_key, block)
 
     def _fill_by_numpy(self, table: _GridTable, centre: Array32, stream: Stream, block: int, out: Array32) -> None:
         flat = out.reshape(-1)
@@ -165,24 +164,24 @@ class _GridTable:
 
     By symmetry only the lower half of the cells is looked at: cell 65535 − c mirrors cell c. `steps` holds each
     cell's value, NaN where thresholds run through it. Cell c's thresholds are `low[start[c]:start[c + 1]]`, 63 bits
-    each; the value is `below[c]` under the first of them and one more from each on.
+    each. The first threshold of all lies between −len(low) and the next value, so that whoever has passed t of them is
+    at t − len(low).
     """
 
     steps: Array32
-    below: Array64
-    start: Array64
+    start: npt.NDArray[np.int32]
     low: Array64
 
     def refine(self, cells: npt.NDArray[np.uint16], extra: Array64) -> Array64:
         """The values in ambiguous cells, decided by 63 more bits each."""
         mirrored = cells >= 2**15
         lower = np.where(mirrored, np.uint16(2**16 - 1) - cells, cells)
-        passed = (extra >= self.low[self.start[lower]]).astype(np.int64)
+        passed = self.start[lower] + (extra >= self.low[self.start[lower]])
         # Only cells far out in the tails hold several thresholds.
         for i in np.flatnonzero(self.start[lower + np.uint16(1)] - self.start[lower] > 1):
             inside = self.low[self.start[lower[i]] : self.start[lower[i] + 1]]
-            passed[i] = np.searchsorted(inside, extra[i], side="right")
-        values = self.below[lower] + passed
+            passed[i] = self.start[lower[i]] + np.searchsorted(inside, extra[i], side="right")
+        values = passed.astype(np.int64) - len(self.low)
         return np.where(mirrored, -values, values)
 
 
@@ -197,10 +196,9 @@ def _grid_table(sigma: float, levels: int) -> _GridTable:
         thresholds = [int(mp.floor(mp.ldexp(mp.ncdf((v + mp.mpf("0.5")) * step), 79))) for v in range(-count, 0)]
     cell = np.array([t >> 63 for t in thresholds], np.int64)
     low = np.array([t & (2**63 - 1) for t in thresholds], np.int64)
-    start = np.searchsorted(cell, np.arange(2**15 + 1))
-    below = start[:-1] - count
-    half = np.where(np.diff(start) > 0, np.nan, below).astype(np.float32)
-    return _GridTable(np.concatenate([half, -half[::-1]]), below, start, low)
+    start = np.searchsorted(cell, np.arange(2**15 + 1)).astype(np.int32)
+    half = np.where(np.diff(start) > 0, np.nan, start[:-1] - count).astype(np.float32)
+    return _GridTable(np.concatenate([half, -half[::-1]]), start, low)
 
 
 NOISES: dict[str, type[Noise]] = {noise.name: noise for noise in (GaussianNoise, GridGaussianNoise)}

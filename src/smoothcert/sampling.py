@@ -183,11 +183,14 @@ class Tally:
             labels = output.long()
             none = labels < 0
         else:
-            best = output.amax(dim=1)  # NaN if any score of the row is
             labels = output.argmax(dim=1)  # the first of several equal ones, on every device
-            none = best.isnan()
-            tied = ((output == best[:, None]).sum(dim=1) > 1).long()
-            self._places.scatter_add_(0, torch.full_like(labels, self._width - 1) + start, tied)
+            best = output.gather(1, labels[:, None])  # NaN if any score of the row is
+            none = best[:, 0].isnan()
+            equal = output == best
+            # On the CPU it is cheaper to see first whether there are ties at all; on a GPU that would be waiting.
+            if output.device.type != "cpu" or int(equal.count_nonzero()) > len(none) - int(none.count_nonzero()):
+                tied = (equal.sum(dim=1) > 1).long()
+                self._places.scatter_add_(0, torch.full_like(labels, self._width - 1) + start, tied)
         outside = labels >= self._classes
         places = labels.masked_fill(none, self._classes).masked_fill(outside, self._classes + 1)
         self._places.scatter_add_(0, places + start, torch.ones_like(labels))

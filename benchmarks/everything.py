@@ -1,0 +1,77 @@
+"""All benchmarks in one table, and docs/benchmarks.md with the machine they ran on: `make bench`.
+
+    python benchmarks/everything.py [--only NAME NAME] [--model DIR]
+
+About half an hour. What needs a trained ResNet-20 of CIFAR-10 is left out where there is none: `make
+reproduce-cifar10`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import attack
+import bounds
+import growth
+import noise
+import peers
+import runs
+import throughput
+import training
+from common import HEADINGS, ROUNDS, Figure, machine, show
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+NAMES: dict[str, tuple[str, Callable[[Path], list[Figure]]]] = {
+    "peers": ("Certification beside its peers", lambda model: [*peers.headline(model), *peers.same_draws()]),
+    "throughput": (
+        "Certification ÷ the best eager forward passes",
+        lambda model: [*throughput.measure(), *throughput.int8_accuracy(model)],
+    ),
+    "noise": ("Noise, one thread", lambda _: noise.measure()),
+    "growth": ("Growth", lambda _: growth.measure()),
+    "runs": ("Runs with two worker processes", lambda _: runs.measure()),
+    "training": ("Training ÷ forward and backward passes", lambda _: training.measure()),
+    "attack": ("Attack on g ÷ forward and backward passes", lambda _: attack.measure()),
+    "bounds": ("Deterministic bounds", lambda _: bounds.measure()),
+}
+
+
+def page(found: dict[str, list[Figure]]) -> str:
+    """The figures as a document."""
+    lines = [
+        "# Benchmarks",
+        "",
+        f"{machine()}. {datetime.now(UTC):%Y-%m-%d}.",
+        "",
+        f"Medians of {ROUNDS} rounds in turns, each contender in a process of its own (MiB: the most memory that it",
+        "held). Ratios, as both sides were measured in the same minutes. `make bench` repeats this.",
+        "",
+    ]
+    for name, figures in found.items():
+        lines += [f"## {NAMES[name][0]}", "", f"| {' | '.join(HEADINGS)} |", "|---|---:|---|---|"]
+        lines += [f"| {' | '.join(figure.cells)} |" for figure in figures]
+        lines += ["", "![growth](images/growth.png)"] if name == "growth" else []
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), help="and write no page")
+    parser.add_argument("--model", type=Path, default=throughput.TRAINED, help="a trained ResNet-20 of CIFAR-10")
+    chosen = parser.parse_args()
+    found = {}
+    for name in chosen.only:
+        found[name] = NAMES[name][1](chosen.model)
+        show(found[name], NAMES[name][0])
+    show([figure for figures in found.values() for figure in figures], "all")
+    if set(chosen.only) == set(NAMES):
+        PAGE.write_text(page(found), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
