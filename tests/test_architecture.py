@@ -10,12 +10,13 @@ import smoothcert
 SOURCE = Path(smoothcert.__file__).parent
 STOREYS = [
     {"errors"},
-    {"allocator", "staging", "checks", "files", "folders", "lock", "options", "signals"},
+    {"allocator", "checks", "files", "folders", "lock", "options", "signals"},
     {"records", "streams", "_grid_kernel"},
     {"stats"},
     {"noise"},
     {"inputs", "models", "data", "progress", "config", "replay"},
-    {"backends"},
+    {"backends", "device_noise"},
+    {"staging"},
     {"sampling"},
     {"tuning", "plan_cache", "worst_cases", "attacks", "baselines"},
     {"execution", "training"},

@@ -8,7 +8,7 @@ from scipy import stats
 
 from smoothcert import noise as noise_module
 from smoothcert.errors import ConfigError, InputError
-from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, _grid_table, rows_per_block
+from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, grid_table, rows_per_block
 from smoothcert.records import Bounds
 from smoothcert.streams import Stream, make_key
 
@@ -36,7 +36,7 @@ def path(request, monkeypatch):
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_the_table_holds_the_exact_distribution_of_the_rounded_gaussian(sigma):
     """By integer arithmetic on the table: every value's probability, to 2^-78, against 50 digits."""
-    table = _grid_table(sigma, 255)
+    table = grid_table(sigma, 255)
     count = len(table.low)
     mass = dict.fromkeys(range(-count, 1), Fraction(0))
     for cell in range(2**15):
@@ -53,7 +53,7 @@ def test_the_table_holds_the_exact_distribution_of_the_rounded_gaussian(sigma):
 
 
 def test_refinement_agrees_with_whole_number_arithmetic():
-    table = _grid_table(1.0, 255)
+    table = grid_table(1.0, 255)
     rng = np.random.default_rng(0)
     ambiguous = np.flatnonzero(np.isnan(table.steps)).astype(np.uint16)
     # the two tail cells hold hundreds of thresholds: give them extra weight, down to the last bits

@@ -141,13 +141,13 @@ class GridGaussianNoise(Noise):
 
     def fill(self, centre: Array32, stream: Stream, block: int, out: Array32) -> None:
         """Look up every cell, refine the ambiguous ones, add in whole numbers, divide once."""
-        table = _grid_table(self.sigma, self.levels)
+        table = grid_table(self.sigma, self.levels)
         if fused_fill is None:
             self._fill_by_numpy(table, centre, stream, block, out)
         else:
             fused_fill(out, centre, self.levels, table.steps, table.start, table.low, stream.philox_key, block)
 
-    def _fill_by_numpy(self, table: _GridTable, centre: Array32, stream: Stream, block: int, out: Array32) -> None:
+    def _fill_by_numpy(self, table: GridTable, centre: Array32, stream: Stream, block: int, out: Array32) -> None:
         flat = out.reshape(-1)
         cells = stream.words(block, 0, -(-flat.size // 4)).view(np.uint16)[: flat.size]
         np.take(table.steps, cells, out=flat, mode="clip")
@@ -159,7 +159,7 @@ class GridGaussianNoise(Noise):
 
 
 @dataclass(frozen=True, eq=False)
-class _GridTable:
+class GridTable:
     """The distribution of round(levels·σ·z) cut into 2^16 cells of equal probability.
 
     By symmetry only the lower half of the cells is looked at: cell 65535 − c mirrors cell c. `steps` holds each
@@ -186,7 +186,8 @@ class _GridTable:
 
 
 @lru_cache(maxsize=16)
-def _grid_table(sigma: float, levels: int) -> _GridTable:
+def grid_table(sigma: float, levels: int) -> GridTable:
+    """The table for noise of standard deviation `sigma` on the grid k/`levels`."""
     from mpmath import mp  # slow to import, and only this noise needs it
 
     with mp.workdps(50):
@@ -198,7 +199,7 @@ def _grid_table(sigma: float, levels: int) -> _GridTable:
     low = np.array([t & (2**63 - 1) for t in thresholds], np.int64)
     start = np.searchsorted(cell, np.arange(2**15 + 1)).astype(np.int32)
     half = np.where(np.diff(start) > 0, np.nan, start[:-1] - count).astype(np.float32)
-    return _GridTable(np.concatenate([half, -half[::-1]]), start, low)
+    return GridTable(np.concatenate([half, -half[::-1]]), start, low)
 
 
 NOISES: dict[str, type[Noise]] = {noise.name: noise for noise in (GaussianNoise, GridGaussianNoise)}

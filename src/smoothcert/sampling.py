@@ -24,7 +24,7 @@ from smoothcert.errors import ConfigError, ModelError
 from smoothcert.models.contract import Model, evaluating, is_labels
 from smoothcert.noise import Noise, rows_per_block
 from smoothcert.records import Votes
-from smoothcert.staging import Staging, own_stream
+from smoothcert.staging import make_staging, own_stream
 from smoothcert.streams import Stream
 
 log = logging.getLogger("smoothcert")
@@ -220,7 +220,8 @@ class _Worker:
     def __init__(self, job: _Job) -> None:
         self.job = job
         self.tally = Tally(job.num_classes, job.device, len(job.requests))
-        self.staging = Staging(job.device, job.most_rows, job.row_size)
+        noises = (request.noise for request in job.requests)
+        self.staging = make_staging(job.device, job.most_rows, job.row_size, noises)
 
     def run(self) -> Tally:
         with torch.inference_mode(), own_stream(self.job.device):
@@ -252,11 +253,11 @@ class _Worker:
 
     def _fill(self, pieces: list[_Piece]) -> None:
         """Make the noisy copies of some pieces, the first of them in the first row."""
-        job, origin, buffer = self.job, pieces[0].start, self.staging.open()
+        job, origin = self.job, pieces[0].start
+        self.staging.open()
         for piece in pieces:
-            request = job.requests[piece.request]
-            block = buffer[piece.start - origin : piece.stop - origin]
-            request.noise.fill(job.centres[piece.request], request.stream, piece.block, block)
+            request, rows = job.requests[piece.request], (piece.start - origin, piece.stop - origin)
+            self.staging.fill(*rows, request.noise, job.centres[piece.request], request.stream, piece.block)
 
     def _forward(self, start: int, size: int) -> Tensor:
         job = self.job
