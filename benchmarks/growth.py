@@ -60,7 +60,7 @@ def per_unit(cases: Sequence[int], seconds: Sequence[float]) -> float:
 
 def with_classes(count: int) -> float:
     """Certification's draws per second over forward passes per second, for a network with so many classes."""
-    model = nn.Sequential(lenet()[:-1], nn.Linear(500, count)).eval()
+    model = nn.Sequential(lenet()[:-1], nn.Linear(500, count)).eval().to(memory_format=torch.channels_last)
     whole, image = smoothed(model, 1), images(1)[0]
     batch = torch.rand(BATCH, *SHAPE).contiguous(memory_format=torch.channels_last)
 
