@@ -18,9 +18,10 @@ $(STAMP): pyproject.toml setup.py src/smoothcert/_grid_kernel.c constraints.txt
 demo: $(STAMP)
 	$(BIN)/smoothcert demo
 
-# Two processes, a file of tests in one of them: half the time, and the tests of a file share what they have made.
+# Two processes, a file of tests in one of them: half the time, and the tests of a file share what they have made. One
+# thread each: threads that wait for each other actively take the cores from those that have work.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

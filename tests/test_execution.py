@@ -12,7 +12,7 @@ from smoothcert.allocator import keep_freed_memory
 from smoothcert.backends import BACKENDS
 from smoothcert.data import load
 from smoothcert.errors import ConfigError, ModelError
-from smoothcert.execution import Execution, Trial, best_plan, calibration_inputs
+from smoothcert.execution import Execution, Trial, _tried_backends, best_plan, calibration_inputs
 from smoothcert.models.architectures import small_cnn
 from smoothcert.plan_cache import plan_file, remember_plan, remembered_plan
 from smoothcert.sampling import Plan
@@ -171,6 +171,10 @@ def test_tuning_tries_all_backends_and_remembers_the_fastest(network, quick, own
     assert execution(network, weights_hash="sha256:y").tunable(SHAPE)
     assert execution(network, weights_hash="sha256:x", plan="eager").plan_for(SHAPE).backend == "eager"
     assert execution(network, weights_hash="sha256:x", batch_size=5).plan_for(SHAPE).batch_size == 5
+
+
+def test_on_a_gpu_torch_is_tried_in_all_its_ways_and_nothing_that_runs_on_the_cpu():
+    assert _tried_backends(torch.device("cuda")) == ["eager", "folded", "compile"]
 
 
 def test_a_backend_that_fails_is_told_of_and_left_out(network, quick, own_cache, monkeypatch):

@@ -225,9 +225,9 @@ def _noisy(inputs: npt.NDArray[np.float32], sigma: float) -> npt.NDArray[np.floa
 
 
 def _tried_backends(device: torch.device) -> list[str]:
-    """All that are installed; compiling takes a minute or two, which pays on a GPU alone unless it is asked for."""
-    slow = () if device.type == "cuda" else ("compile",)
-    return [name for name, backend in BACKENDS.items() if backend.missing() is None and name not in slow]
+    """What is installed and suits the device: compiling takes minutes on a CPU, and other runtimes run only there."""
+    unsuited = ("compile",) if device.type == "cpu" else ("onnxruntime", "openvino")
+    return [name for name, backend in BACKENDS.items() if backend.missing() is None and name not in unsuited]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -421,6 +422,21 @@ class Smoothed:
         check_values(one, self.input_range)
         with preserved_random_state(enabled=not self._allow_random):
             return self._check_model(self._noise_for(one), one)
+
+    def seconds_per_draw(self, x: Any, draws: int = 256) -> float:
+        """How long a draw takes, on noisy copies of one input that no procedure sees."""
+        one = as_float32(x)
+        num_classes = self.check(one)
+        request = Request(self._noise_for(one), one, draws, Stream(self._key, "timing", _PROBE_STAGE))
+        started = time.perf_counter()
+        count_votes_together(
+            self._execution.executed(one.shape),
+            [request],
+            num_classes=num_classes,
+            plan=self.plan_for(one.shape),
+            device=self.device,
+        )
+        return (time.perf_counter() - started) / draws
 
     def plan_for(self, shape: tuple[int, ...]) -> Plan:
         """How forward passes on inputs of this shape are run: as given, as remembered, or as measured now."""

@@ -114,6 +114,7 @@ def certify(model, inputs, out, **changes):
 def task_of(model):
     settings, spec = settings_with(), ModelSpec(source=model)
     words = {"kind": "certify", "sigma": 0.25, "noise": "auto", "procedure": settings.make_procedure(), "device": "cpu"}
+    words |= {"shape": (1, 8, 8), "executed": None, "calibration": None}
     words |= {"tests_true_labels": False, "num_classes": 10, "key": "00" * 32, "secure": False, "allow_random": False}
     return SmoothingTask(model=spec, weights_hash=spec.load().weights_hash, plan=Plan(128, threads=1), **words)
 

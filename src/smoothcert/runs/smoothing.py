@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +31,6 @@ from smoothcert.streams import make_key
 _CHUNK_SECONDS = 2.0
 _MOST_INPUTS = 16
 _GUESSED_DRAWS = 20_000  # of an input, before any was worked on
-_TIMED_DRAWS = 256
 _TUNED_SECONDS = 120.0  # runs that will take longer are worth some seconds of looking for the fastest way
 
 
@@ -236,11 +234,11 @@ def _plan(smoothed: Smoothed, first: Any, settings: RunSettings, inputs: int) ->
     """How the model is run, and how many inputs make a chunk: as given, as remembered, or as measured now."""
     fixed = isinstance(settings.make_procedure(), FixedN | Predict)
     shape = np.asarray(first).shape
-    seconds = _seconds_per_draw(smoothed, first)
+    seconds = smoothed.seconds_per_draw(first)
     expected = seconds * inputs * (settings.n_max if fixed else _GUESSED_DRAWS)
     if settings.plan == "auto" and expected > _TUNED_SECONDS and smoothed.tunable(shape):
         smoothed.tune(shape)
-        seconds = _seconds_per_draw(smoothed, first)
+        seconds = smoothed.seconds_per_draw(first)
     found = smoothed.plan_for(shape)
     # One thread per worker: more of them may add up in another order.
     plan = replace(found, workers=1, threads=1 if smoothed.device.type == "cpu" else None)
@@ -249,9 +247,3 @@ def _plan(smoothed: Smoothed, first: Any, settings: RunSettings, inputs: int) ->
     if fixed or settings.timeout is not None:
         return plan, 1  # long stages gain nothing by sharing batches; and who hangs should take no others along
     return plan, max(1, min(_MOST_INPUTS, int(_CHUNK_SECONDS / (seconds * _GUESSED_DRAWS))))
-
-
-def _seconds_per_draw(smoothed: Smoothed, first: Any) -> float:
-    started = time.monotonic()
-    smoothed.predict(first, Predict(n=_TIMED_DRAWS))  # without an index: on noise that no row will rest on
-    return (time.monotonic() - started) / _TIMED_DRAWS
