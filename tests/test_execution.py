@@ -154,6 +154,32 @@ def test_functions_are_run_as_they_are(network, own_cache):
         execution(function, plan=Plan(8, backend="onnxruntime")).executed(SHAPE)
 
 
+def test_a_remembered_plan_that_no_longer_runs_gives_way_to_eager_mode(network, own_cache, monkeypatch, caplog):
+    execution(network, weights_hash="x").plan_for(SHAPE)
+    made = execution(network, weights_hash="x")
+    remember_plan(made._plan_file(SHAPE), Plan(8, backend="openvino"), [])
+
+    def fail(*_):
+        raise ModelError("gone")
+
+    monkeypatch.setattr(type(BACKENDS["openvino"]), "build", fail)
+    assert made.plan_for(SHAPE).backend == "openvino"
+    assert made.executed(SHAPE) is network
+    assert made.plan_for(SHAPE).backend == "eager"
+    assert made.content_hash(SHAPE) is None
+    assert "eager mode it is: gone" in caplog.text
+
+
+def test_a_module_without_weights_has_no_plan_of_its_own(own_cache):
+    class Bare(nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, :3]
+
+    made = execution(Bare())
+    assert made.remembered(SHAPE) is None
+    assert not made.tunable(SHAPE)
+
+
 # Measuring
 
 

@@ -6,6 +6,7 @@ a certificate is always about what was executed; its manifest says what that was
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from smoothcert.data.dataset import Dataset
 from smoothcert.errors import ConfigError, ModelError, SmoothcertError
 from smoothcert.inputs import as_float32
 from smoothcert.models.contract import Model, evaluating
-from smoothcert.models.hashes import checksums, hash_tensors
+from smoothcert.models.hashes import checksums, hash_bytes, hash_tensors
 from smoothcert.noise import GaussianNoise
 from smoothcert.plan_cache import plan_file, remember_plan, remembered_plan
 from smoothcert.progress import ProgressBar
@@ -32,6 +33,7 @@ from smoothcert.sampling import Plan, laid_out, worker_count, worker_pool
 from smoothcert.streams import Stream
 from smoothcert.tuning import tuned_plan
 
+log = logging.getLogger("smoothcert")
 OnTrial = Callable[["Trial"], None]
 SIZES = (32, 64, 128, 256, 512)
 _SECONDS = 0.4  # of each measurement
@@ -90,7 +92,7 @@ class Execution:
         self._model, self._sigma, self._device = model, sigma, device
         self._plan, self._precision, self._batch_size = plan, precision, batch_size
         self._calibration = None if calibration is None else _noisy(calibration, sigma)
-        self._weights_hash = weights_hash
+        self._weights_hash, self._is_network = weights_hash, weights_hash is not None and isinstance(model, nn.Module)
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._built: dict[tuple[int, ...], nn.Module] = {}
         self._weights: tuple[int, ...] = ()
@@ -115,14 +117,12 @@ class Execution:
 
     def remembered(self, shape: tuple[int, ...]) -> Plan | None:
         """The plan that was once found for this network, shape and precision on this machine."""
-        if not isinstance(self._model, nn.Module):
-            return None
-        return remembered_plan(self._plan_file(shape))
+        path = self._plan_file(shape)
+        return None if path is None else remembered_plan(path)
 
     def tunable(self, shape: tuple[int, ...]) -> bool:
         """True if there is nothing remembered, and the model is one that other backends can run."""
-        is_network = self._weights_hash is not None and isinstance(self._model, nn.Module)  # and no service behind it
-        return is_network and self._plan == "auto" and self._batch_size is None and self.remembered(shape) is None
+        return self._is_network and self._plan == "auto" and self._batch_size is None and self.remembered(shape) is None
 
     def tune(self, shape: tuple[int, ...], on_trial: OnTrial = lambda _: None, *, progress: bool | None = None) -> Plan:
         """Measure every way to run inputs of this shape, take the fastest and remember it."""
@@ -134,8 +134,9 @@ class Execution:
                 on_trial(trial)
                 bar.set_progress(len(trials), len(trials) + 1)
         plan = best_plan(trials)
-        if not named and self._batch_size is None:
-            remember_plan(self._plan_file(shape), plan, [asdict(trial) for trial in trials])
+        path = self._plan_file(shape)
+        if path is not None and not named and self._batch_size is None:
+            remember_plan(path, plan, [asdict(trial) for trial in trials])
         self._plans[shape] = plan
         self._built.pop(shape, None)
         return plan
@@ -152,7 +153,14 @@ class Execution:
             self._weights = weights
             self._built.clear()
         if shape not in self._built:
-            self._built[shape] = self._build(shape, plan)
+            try:
+                self._built[shape] = self._build(shape, plan)
+            except ModelError as error:
+                if self._plan != "auto" or self._precision != "fp32":
+                    raise
+                log.warning("what was found to be fastest does not run, so eager mode it is: %s", error)
+                self._plans[shape] = tuned_plan(self._model, shape, self._device)
+                return self._model
         return self._built[shape]
 
     def content_hash(self, shape: tuple[int, ...]) -> str | None:
@@ -169,10 +177,14 @@ class Execution:
             raise ConfigError(f"The backend {plan.backend} has no {plan.precision}; these do: {able}.")
         return backend.build(Source(self._model, shape, plan.batch_size, self._calibration), plan.precision)
 
-    def _plan_file(self, shape: tuple[int, ...]) -> Path:
+    def _plan_file(self, shape: tuple[int, ...]) -> Path | None:
+        """Where the plan of this network is kept; None for what has no weights to be known by."""
+        if not isinstance(self._model, nn.Module) or next(self._model.parameters(), None) is None:
+            return None
         if self._weights_hash is None:
-            self._weights_hash = hash_tensors(self._model.state_dict())  # type: ignore[union-attr]
-        return plan_file(self._weights_hash, shape, self._device, self._precision)
+            self._weights_hash = hash_tensors(self._model.state_dict())
+        network = hash_bytes(self._weights_hash.encode(), repr(self._model).encode())
+        return plan_file(network, shape, self._device, self._precision)
 
     # Measuring
 

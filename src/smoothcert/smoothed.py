@@ -333,14 +333,16 @@ class Smoothed:
             cases.append(_Case(one, name, self._noise_for(one), procedure, Running(procedure)))
         with preserved_random_state(enabled=not self._allow_random):
             self._run(cases)
-        results = [self._result(case, conclude) for case in cases]
+        executed = self.executed(cases[0].x.shape)
+        results = [self._result(case, conclude, executed) for case in cases]
         return results if batched else results[0]
 
     def _run(self, cases: list[_Case]) -> None:
         """Run every case to its conclusion, in rounds of draws that share their forward batches."""
         shape = cases[0].x.shape
         num_classes = self._check_model(cases[0].noise, cases[0].x)
-        plan, model = self._execution.plan_for(shape), self._execution.executed(shape)
+        model = self._execution.executed(shape)
+        plan = self._execution.plan_for(shape)
         pending = deque(case for case in cases if not case.running.finished)
         # The one input's draws are worth watching, and of several how many are done.
         shows_draws, shows_inputs = (self._progress, False) if len(cases) == 1 else (False, self._progress)
@@ -374,7 +376,7 @@ class Smoothed:
                 pending.extendleft(reversed(unfinished))
                 inputs.advance(len(chosen) - len(unfinished))
 
-    def _result(self, case: _Case, conclude: Callable[..., Result]) -> Result:
+    def _result(self, case: _Case, conclude: Callable[..., Result], executed: str | None) -> Result:
         return conclude(
             case.noise,
             case.running.conclusion,
@@ -385,7 +387,7 @@ class Smoothed:
             stages=tuple(case.running.stages),
             key=self.key,
             input_id=case.input_id,
-            executed=self.executed(case.x.shape),
+            executed=executed,
         )
 
     def _noise_for(self, x: npt.NDArray[np.float32]) -> Noise:
