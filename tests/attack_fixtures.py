@@ -86,11 +86,14 @@ def certified(out: Path, data=None, *, network=None, **changes) -> Run:
     return runs.certify_dataset(network or linear(), data or half_spaces(), out, settings)
 
 
-def attack(attacked: Run, out: Path, data=None, *, network=None, most=None, resume=False, watch=None, **changes) -> Run:
+def attack(
+    attacked: Run, out: Path, data=None, *, network=None, most=None, resume=False, watch=None, draws=None, **changes
+) -> Run:
     """An attack on a run of `certified`."""
     settings = AttackSettings(**{"seed": 0, "n_max": 1000, **changes})
     spec = ModelSpec(source=network or linear())
-    return attack_run(attacked, spec, data or half_spaces(), settings, out, most=most, resume=resume, on_rows=watch)
+    watching = {"on_rows": watch, "on_draws": draws}
+    return attack_run(attacked, spec, data or half_spaces(), settings, out, most=most, resume=resume, **watching)
 
 
 def relu_network(*middle: nn.Module) -> nn.Sequential:
@@ -119,12 +122,14 @@ def bound(out: Path, data=None, *, network=None, resume=False, indices=None, wat
     return bound_dataset(spec, data or pixels(), settings, out, indices=indices, resume=resume, on_rows=watch)
 
 
-def attack_base(out: Path, data=None, *, network=None, resume=False, indices=None, watch=None, **changes) -> Run:
+def attack_base(
+    out: Path, data=None, *, network=None, resume=False, indices=None, watch=None, draws=None, **changes
+) -> Run:
     """An attack on the linear classifier itself."""
     settings = BaseAttackSettings(**{"attacks": ("deepfool", "pgd"), "steps": 5, "batch_size": 4, **changes})
     spec = ModelSpec(source=network or linear())
     return attack_base_dataset(
-        spec, data or half_spaces(), settings, out, resume=resume, on_rows=watch, indices=indices
+        spec, data or half_spaces(), settings, out, resume=resume, on_rows=watch, on_draws=draws, indices=indices
     )
 
 

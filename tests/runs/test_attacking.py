@@ -141,6 +141,15 @@ def test_a_run_goes_on_from_anywhere_and_ends_the_same(small, run, whole, tmp_pa
     assert rows_path(tmp_path / "run").read_bytes() == rows_path(whole).read_bytes()
 
 
+def test_every_forward_pass_of_an_attack_is_heard_of(small, run, tmp_path):
+    """So that --timeout can tell a long attack from one that hangs."""
+    heard = []
+    found = attack(run, tmp_path / "run", attacks=("paper",), factor=(1.0,), draws=heard.append)
+    steps = 4 * len(found.rows)
+    assert heard.count(0) > steps
+    assert sum(heard) == sum(stage["n"] for row in found.rows for one in row["attempts"] for stage in one["stages"])
+
+
 def test_ctrl_c_in_the_middle_keeps_what_is_done(small, run, whole, tmp_path):
     count = 0
 

@@ -48,6 +48,13 @@ class Deaf(nn.Module):
 # ---- what rows hold ------------------------------------------------------------------------------------------------
 
 
+def test_every_forward_pass_of_an_attack_is_heard_of(tmp_path):
+    heard = []
+    found = attack_base(tmp_path / "run", draws=heard.append)
+    assert len(heard) > 5 * -(-len(found.rows) // 4)  # more than the steps of one attack on each chunk
+    assert set(heard) == {0}
+
+
 def test_norms_are_the_distances_to_the_boundary_and_never_less(whole):
     run = runs.open(whole)
     assert [row["index"] for row in run.rows] == list(range(len(DISTANCES)))

@@ -65,6 +65,19 @@ class OnGrid(nn.Module):
         return self.network(rounded + (x - x.detach()) if x.requires_grad else rounded)
 
 
+class Heard(nn.Module):
+    """A network that tells of every forward pass: who listens can tell a long attack from one that hangs."""
+
+    def __init__(self, network: nn.Module, on_draws: OnDraws | None) -> None:
+        super().__init__()
+        self.network, self._on_draws = network, on_draws or (lambda _: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify a batch [B, *D]."""
+        self._on_draws(0)
+        return self.network(x)
+
+
 # The smoothed classifier
 
 
@@ -92,9 +105,10 @@ class AttackWorker(Worker):
     def __init__(self, task: AttackTask, classifier: Classifier, on_draws: OnDraws | None) -> None:
         super().__init__(classifier.network.to(task.device))
         self._task = task
+        network = Heard(classifier.network, on_draws)
         self._judges = {
-            "gaussian": self._judge(classifier.network, on_draws),
-            "grid": self._judge(OnGrid(classifier.network), on_draws),
+            "gaussian": self._judge(network, on_draws),
+            "grid": self._judge(OnGrid(network), on_draws),
         }
 
     def _judge(self, network: nn.Module, on_draws: OnDraws | None) -> Smoothed:
@@ -283,7 +297,7 @@ class BaseAttackWorker(Worker):
 
     def __init__(self, task: BaseAttackTask, classifier: Classifier, on_draws: OnDraws | None) -> None:
         super().__init__(classifier.network.to(task.device))
-        self._task, self._on_draws = task, on_draws or (lambda _: None)
+        self._task, self._heard = task, Heard(classifier.network, on_draws)
 
     def results(self, inputs: npt.NDArray[Any], indices: Sequence[int], truths: Sequence[int | None]) -> Iterator[Row]:
         """The size of the smallest perturbation that each attack found; None if it found none."""
@@ -296,7 +310,7 @@ class BaseAttackWorker(Worker):
         labels = torch.tensor([a if t is None else t for a, t in zip(answers, truths, strict=True)])
         found = _calmly(
             attack_base,
-            self._network,
+            self._heard,
             x,
             labels.to(x.device),
             self._task.attacks,
@@ -304,7 +318,6 @@ class BaseAttackWorker(Worker):
             seed=self._task.seed + indices[0],
             clip=self._task.clip,
         )
-        self._on_draws(0)
         least = smallest(found).norms.tolist()
         for place, answer in enumerate(answers):
             norms = {name: _finite(float(one.norms[place])) for name, one in found.items()}
