@@ -135,7 +135,7 @@ def test_all_hosts_are_named(shards, tmp_path):
     [
         ({"seed": 2}, "seed: 1 -> 2", "the same --seed"),
         ({"seed": None}, "key: ", "the same --seed"),
-        ({"batch_size": 64}, "plan.batch_size: 128 -> 64", "the same --batch-size and --chunk"),
+        ({"batch_size": 64}, "plan.batch_size: 128 -> 64", "the same --plan, --batch-size and --chunk"),
         ({"sigma": 0.5}, "sigma: 0.25 -> 0.5", "the same settings"),
         ({"alpha": 0.01}, "alpha: 0.001 -> 0.01", "the same settings"),
         ({"kind": "predict"}, 'kind: "certify" -> "predict"', "the same settings"),

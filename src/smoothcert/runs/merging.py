@@ -48,9 +48,7 @@ def _advice(changed: Iterable[str]) -> str:
     if names <= {"key", "seed"}:
         return "Make all parts with the same --seed."
     if all(name.startswith("plan.") for name in names):
-        return (
-            "Make all parts with the same --batch-size and --chunk, which are measured anew where they are not given."
-        )
+        return "Make all parts with the same --plan, --batch-size and --chunk: what is not given is measured anew."
     return "Make all parts with the same settings, model and data."
 
 
