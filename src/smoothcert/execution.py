@@ -133,7 +133,10 @@ class Execution:
                 trials.append(trial)
                 on_trial(trial)
                 bar.set_progress(len(trials), len(trials) + 1)
-        plan = best_plan(trials)
+        if not trials and self._precision == "fp32":
+            plan = tuned_plan(self._model, shape, self._device)
+        else:
+            plan = best_plan(trials)
         path = self._plan_file(shape)
         if path is not None and not named and self._batch_size is None:
             remember_plan(path, plan, [asdict(trial) for trial in trials])
@@ -198,13 +201,19 @@ class Execution:
 
     def _trials_of(self, shape: tuple[int, ...], first: Plan) -> Iterator[Trial]:
         """Trials of one backend, in growing batches until they no longer gain."""
-        torch_runs_it = first.backend in ("eager", "folded", "compile")
-        layouts = (False, True) if len(shape) == 3 and torch_runs_it else (False,)
-        best = 0.0
+        if first.backend == "compile":  # which takes minutes: only as eager mode is fastest
+            eager = tuned_plan(self._model, shape, self._device)
+            yield self._try(shape, replace(eager, backend=first.backend, precision=first.precision))[0]
+            return
+        layouts = (False, True) if len(shape) == 3 and first.backend in ("eager", "folded") else (False,)
+        best, built = 0.0, None
         for size in SIZES if self._batch_size is None else (self._batch_size,):
             rates = {}
             for channels_last in layouts:
-                trial = self._try(shape, replace(first, batch_size=size, channels_last=channels_last))
+                plan = replace(first, batch_size=size, channels_last=channels_last)
+                trial, built = self._try(shape, plan, None if BACKENDS[plan.backend].sized else built)
+                if built is self._model and not plan.is_plain:
+                    return  # nothing to be made of it: that is eager mode
                 yield trial
                 if trial.failure is not None:
                     return
@@ -215,16 +224,18 @@ class Execution:
             best = max(best, top)
             layouts = tuple(layout for layout in layouts if rates[layout] >= _WORSE * top)
 
-    def _try(self, shape: tuple[int, ...], plan: Plan) -> Trial:
+    def _try(self, shape: tuple[int, ...], plan: Plan, model: Model | None = None) -> tuple[Trial, Model | None]:
+        """What came of a plan, and what it runs: `model`, if that was built already."""
         started = time.perf_counter()
         try:
-            model = self._model if plan.is_plain else self._build(shape, plan)
+            if model is None:
+                model = self._model if plan.is_plain else self._build(shape, plan)
             built = time.perf_counter() - started
             with evaluating(model), laid_out(model, channels_last=plan.channels_last):
                 rate = max(measured_rate(model, shape, self._device, plan) for _ in range(_ROUNDS))
         except (SmoothcertError, RuntimeError, MemoryError) as error:
-            return Trial(plan, failure=" ".join(str(error).split())[:200])
-        return Trial(plan, rate, built)
+            return Trial(plan, failure=" ".join(str(error).split())[:200]), None
+        return Trial(plan, rate, built), model
 
 
 def _noisy(inputs: npt.NDArray[np.float32], sigma: float) -> npt.NDArray[np.float32]:

@@ -29,6 +29,7 @@ class Compiled(Backend):
     """
 
     name = "compile"
+    sized = True
 
     def missing(self) -> str | None:
         """A compiler, where there is none."""

@@ -79,6 +79,8 @@ class Backend(ABC):
 
     name: ClassVar[str]
     precisions: ClassVar[tuple[str, ...]] = ("fp32",)
+    sized: ClassVar[bool] = False
+    """True if what is built suits one batch size above others."""
     modules: ClassVar[tuple[str, ...]] = ()
     """What it imports beyond torch, and"""
     extra: ClassVar[str] = ""

@@ -33,6 +33,7 @@ class OpenVino(Backend):
     """OpenVINO on the CPU, with one thread per call; int8 is static, its ranges fixed by calibration."""
 
     name = "openvino"
+    sized = True
     precisions = ("fp32", "int8")
     modules = ("openvino", "nncf")
     extra = "openvino"
