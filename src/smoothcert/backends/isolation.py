@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import logging
 import random
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -18,11 +20,11 @@ _alone = threading.RLock()
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Nothing is printed, logged or warned of in here; logging and random states are as before in the end.
+    """Nothing is printed, logged or warned of in here; logging, random states and signals are as before in the end.
 
     One thread at a time, since all of that belongs to the process.
     """
-    with _alone, _logging_kept(), _random_states_kept(), warnings.catch_warnings():
+    with _alone, _logging_kept(), _random_states_kept(), signal_stack_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             yield
@@ -40,6 +42,32 @@ def _logging_kept() -> Iterator[None]:
         logging.setLoggerClass(kind)
         root.setLevel(level)
         root.handlers[:] = handlers
+
+
+class SignalStack(ctypes.Structure):
+    """stack_t of Linux's signal.h."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+_sigaltstack = ctypes.CDLL(None).sigaltstack if sys.platform.startswith("linux") else None
+
+
+@contextmanager
+def signal_stack_kept() -> Iterator[None]:
+    """Put the thread's alternate signal stack back.
+
+    Where the processor has AMX, OpenVINO sets one up whenever it computes, in memory that it gives back some time
+    later: the next Ctrl-C, which Python handles on that stack, would end the process or write over others' memory.
+    """
+    before = SignalStack()
+    if _sigaltstack is None or _sigaltstack(None, ctypes.byref(before)) != 0:
+        yield
+        return
+    try:
+        yield
+    finally:
+        _sigaltstack(ctypes.byref(before), None)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from smoothcert.backends.exporting import exported
 from smoothcert.backends.interface import Backend, Executable, Source, identity
+from smoothcert.backends.isolation import signal_stack_kept
 
 _SETTINGS = {
     "INFERENCE_NUM_THREADS": 1,  # the sampler's workers bring threads of their own
@@ -67,10 +68,11 @@ class _Requests:
     def __call__(self, batch: Tensor) -> Tensor:
         import openvino
 
-        request = self._request(len(batch) == self._size)
-        request.set_input_tensor(openvino.Tensor(batch.numpy(), shared_memory=True))
-        request.infer()
-        return torch.from_numpy(request.get_output_tensor().data.copy())
+        with signal_stack_kept():
+            request = self._request(len(batch) == self._size)
+            request.set_input_tensor(openvino.Tensor(batch.numpy(), shared_memory=True))
+            request.infer()
+            return torch.from_numpy(request.get_output_tensor().data.copy())
 
     def _request(self, full: bool) -> Any:
         """This thread's request for full batches, or for all others."""
