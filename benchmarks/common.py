@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from smoothcert.plan_cache import processor
 
 ROUNDS = 5
 SECONDS = 1.5  # of each measurement
@@ -66,13 +67,10 @@ def show(figures: Iterable[Figure], title: str) -> None:
 
 def machine() -> str:
     """Processor, cores and versions."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor()
     packages = ("torch", "onnxruntime", "openvino")
-    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, " + ", ".join(map(_version, packages))
+    return f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, " + ", ".join(
+        map(_version, packages)
+    )
 
 
 def _version(package: str) -> str:

@@ -1,6 +1,7 @@
 """Finding, remembering and building what runs the base classifier; stale or foreign plans are never taken."""
 
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ from torch import nn
 
 from smoothcert import FixedN, Smoothed
 from smoothcert.allocator import keep_freed_memory
-from smoothcert.backends import BACKENDS
+from smoothcert.backends import BACKENDS, PRECISIONS
 from smoothcert.data import load
 from smoothcert.errors import ConfigError, ModelError
 from smoothcert.execution import Execution, Trial, _tried_backends, best_plan, calibration_inputs
 from smoothcert.models.architectures import cifar_resnet, small_cnn
+from smoothcert.options import PlanName, Precision
 from smoothcert.plan_cache import plan_file, remember_plan, remembered_plan
 from smoothcert.sampling import Plan
 from smoothcert.training.loop import seeded
@@ -156,7 +158,7 @@ def test_functions_are_run_as_they_are(network, own_cache):
 
 def test_a_remembered_plan_that_no_longer_runs_gives_way_to_eager_mode(network, own_cache, monkeypatch, caplog):
     execution(network, weights_hash="x").plan_for(SHAPE)
-    made = execution(network, weights_hash="x")
+    made, asked_first = execution(network, weights_hash="x"), execution(network, weights_hash="x")
     remember_plan(made._plan_file(SHAPE), Plan(8, backend="openvino"), [])
 
     def fail(*_):
@@ -167,6 +169,7 @@ def test_a_remembered_plan_that_no_longer_runs_gives_way_to_eager_mode(network, 
     assert made.executed(SHAPE) is network
     assert made.plan_for(SHAPE).backend == "eager"
     assert made.content_hash(SHAPE) is None
+    assert asked_first.content_hash(SHAPE) is None
     assert "eager mode it is: gone" in caplog.text
 
 
@@ -233,10 +236,12 @@ def test_batch_norm_is_folded_where_there_is_some(quick, own_cache):
     assert {trial.plan.backend for trial in tried} == {"folded"}
 
 
-def test_a_backend_that_changes_nothing_is_eager_mode(network, own_cache):
+def test_a_named_backend_is_kept_even_where_it_changes_nothing(network, quick, own_cache):
+    """Else a run could not go on by the command that began it."""
     made = execution(network, plan="folded")
     assert made.executed(SHAPE) is network
-    assert made.plan_for(SHAPE).backend == "eager"
+    assert made.plan_for(SHAPE).backend == "folded"
+    assert made.content_hash(SHAPE).startswith("sha256:")
 
 
 def test_one_worker_that_fails_does_not_leave_the_others_waiting(network, quick, own_cache, monkeypatch):
@@ -268,6 +273,11 @@ def test_calibration_inputs_are_spread_over_the_data_and_the_same_each_time():
     assert len(np.unique(chosen.reshape(256, -1), axis=0)) > 250
 
 
+def test_the_command_line_offers_what_there_is():
+    assert get_args(PlanName) == ("auto", *BACKENDS)
+    assert set(get_args(Precision)) == set(PRECISIONS)
+
+
 # Remembering
 
 
@@ -276,7 +286,7 @@ def test_a_plan_is_kept_for_one_network_shape_precision_and_machine(own_cache, m
         return plan_file(weights, shape, CPU, precision)
 
     paths = {path(), path("b"), path(shape=(3, 8, 8)), path(precision="int8")}
-    monkeypatch.setattr("smoothcert.plan_cache._processor", lambda: "another")
+    monkeypatch.setattr("smoothcert.plan_cache.processor", lambda: "another")
     assert len(paths | {path()}) == 5
     assert all(own_cache in one.parents for one in paths)
 

@@ -133,10 +133,7 @@ class Execution:
                 trials.append(trial)
                 on_trial(trial)
                 bar.set_progress(len(trials), len(trials) + 1)
-        if not trials and self._precision == "fp32":
-            plan = tuned_plan(self._model, shape, self._device)
-        else:
-            plan = best_plan(trials)
+        plan = best_plan(trials)
         path = self._plan_file(shape)
         if path is not None and not named and self._batch_size is None:
             remember_plan(path, plan, [asdict(trial) for trial in trials])
@@ -168,7 +165,8 @@ class Execution:
 
     def content_hash(self, shape: tuple[int, ...]) -> str | None:
         """Which f is executed for inputs of this shape; None for the network as it is."""
-        return None if self.plan_for(shape).is_plain else content_hash(self.executed(shape))  # type: ignore[arg-type]
+        executed = self.executed(shape)
+        return None if self.plan_for(shape).is_plain else content_hash(executed)  # type: ignore[arg-type]
 
     def _build(self, shape: tuple[int, ...], plan: Plan) -> nn.Module:
         if not isinstance(self._model, nn.Module):
@@ -212,8 +210,8 @@ class Execution:
             for channels_last in layouts:
                 plan = replace(first, batch_size=size, channels_last=channels_last)
                 trial, built = self._try(shape, plan, None if BACKENDS[plan.backend].sized else built)
-                if built is self._model and not plan.is_plain:
-                    return  # nothing to be made of it: that is eager mode
+                if built is self._model and not plan.is_plain and self._plan == "auto":
+                    return  # nothing to be made of it: that is eager mode, which is tried too
                 yield trial
                 if trial.failure is not None:
                     return

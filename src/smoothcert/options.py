@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -14,3 +14,5 @@ OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior
 OptionalInts = Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="N ...", help_behavior_hint="")]
 OptionalFloats = Annotated[tuple[float, ...] | None, tyro.conf.arg(metavar="X ...", help_behavior_hint="")]
 Floats = Annotated[tuple[float, ...], tyro.conf.arg(metavar="X ...", help_behavior_hint="")]
+PlanName = Literal["auto", "eager", "folded", "compile", "onnxruntime", "openvino"]
+Precision = Literal["fp32", "bf16", "fp16", "int8"]

@@ -29,7 +29,7 @@ def plan_file(weights_hash: str, shape: tuple[int, ...], device: torch.device, p
         "shape": list(shape),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": precision,
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "versions": [__version__, str(torch.__version__), *map(_version, ("onnxruntime", "openvino"))],
@@ -45,7 +45,7 @@ def _version(package: str) -> str:
         return "none"
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name, as well as the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()

@@ -7,6 +7,7 @@ import pytest
 
 from run_fixtures import make_files
 from smoothcert.cli import main
+from smoothcert.cli.card import _table
 from smoothcert.runs import open as open_run
 
 
@@ -150,3 +151,23 @@ def test_show_and_report_name_what_was_smoothed(files, tmp_path, capsys):
     assert "run by openvino, int8" in page
     assert "What was smoothed is the network as run by" in page
     assert "--plan openvino --precision int8" in page
+
+
+def test_a_card_names_what_was_smoothed_and_int8_certificates_are_not_attacked_in_fp32(files, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert certify(files, out, "--plan", "openvino", "--precision", "int8") == 0
+    assert _table(open_run(out))[0].startswith("The network as run by openvino, int8, sha256:")
+    capsys.readouterr()
+    assert main(["attack", str(out), "--data", str(files.data), "--out", str(tmp_path / "attacked")]) == 2
+    err = capsys.readouterr().err
+    assert "certifies the network in int8, which is another than the one that would be attacked" in err
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_a_named_backend_goes_on_by_the_same_command(files, tmp_path):
+    out = tmp_path / "run"
+    assert certify(files, out, "--plan", "folded") == 0
+    whole = (out / "certificates.jsonl").read_bytes()
+    (out / "certificates.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:9]))
+    assert certify(files, out, "--plan", "folded", "--resume") == 0
+    assert (out / "certificates.jsonl").read_bytes() == whole

@@ -78,10 +78,12 @@ def _table(run: Run) -> list[str]:
     shares = [floor_percent(share) for share in summary["certified"]]
     inputs = f"{summary['rows']:,}" if run.complete else f"{summary['rows']:,} of {summary['inputs']:,}"
     what = "certified %" if summary["correct"] is None else "certified and correct %"
+    executed = values.get("plan", {}).get("executed")
+    of_another = f"The network as run by {executed}. " if executed else ""
     return [
-        f"On {inputs} inputs of {values['data']['name']}, smoothed with σ = {run.sigma:g}, by the procedure "
-        f"{values['procedure']['name']} with α = {summary['alpha']:g} per input and {summary['draws']:,} draws; "
-        f"average certified radius {floor_decimal(summary['average_radius'], 3)}:",
+        f"{of_another}On {inputs} inputs of {values['data']['name']}, smoothed with σ = {run.sigma:g}, by the "
+        f"procedure {values['procedure']['name']} with α = {summary['alpha']:g} per input and {summary['draws']:,} "
+        f"draws; average certified radius {floor_decimal(summary['average_radius'], 3)}:",
         "",
         f"| radius | {' | '.join(cells)} |",
         f"|---|{'---|' * len(cells)}",

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 from rich import box
@@ -17,7 +17,7 @@ from rich.table import Table
 from smoothcert.checks import check_alpha, check_count, check_sigma
 from smoothcert.cli.arguments import DataArguments, ModelArguments
 from smoothcert.errors import ConfigError, ModelError
-from smoothcert.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
+from smoothcert.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText, PlanName, Precision
 
 if TYPE_CHECKING:
     from smoothcert.data.dataset import Dataset
@@ -55,9 +55,9 @@ class Inspect(ModelArguments, DataArguments):
     """What an hour of this machine costs, to estimate the cost."""
     device: OptionalText = None
     """cpu, cuda, cuda:1, mps; by default the fastest here."""
-    plan: Literal["auto", "eager", "folded", "compile", "onnxruntime", "openvino"] = "auto"
+    plan: PlanName = "auto"
     """What runs the model: auto as `smoothcert tune` found; eager as it is; or another backend."""
-    precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
+    precision: Precision = "fp32"
     """Numbers that the model computes with; accuracy under noise is shown beside that in fp32."""
     batch_size: OptionalInt = None
     """Noisy copies per forward pass; by default the fastest."""

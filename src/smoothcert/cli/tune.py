@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 from rich import box
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from smoothcert.checks import check_sigma
 from smoothcert.cli.arguments import DataArguments, ModelArguments
-from smoothcert.options import OptionalPath, OptionalText
+from smoothcert.options import OptionalPath, OptionalText, PlanName, Precision
 
 if TYPE_CHECKING:
     from smoothcert.execution import Trial
@@ -42,9 +42,9 @@ class Tune(ModelArguments, DataArguments):
     """Data set, for the shape of inputs, and to choose the scales of int8."""
     sigma: float = 0.25
     """Noise level of the inputs that int8 is made for."""
-    plan: Literal["auto", "eager", "folded", "compile", "onnxruntime", "openvino"] = "auto"
+    plan: PlanName = "auto"
     """Try all, or one backend only, which is not remembered then."""
-    precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
+    precision: Precision = "fp32"
     """Numbers that the model computes with."""
     device: OptionalText = None
     """cpu, cuda, cuda:1, mps; by default the fastest here."""

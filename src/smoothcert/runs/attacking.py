@@ -210,6 +210,12 @@ def certified_inputs(run: Run) -> dict[int, tuple[int, float, str]]:
     """Class, radius and noise of the inputs that a run certifies with their true class, or any where it is unknown."""
     if run.manifest.kind != "certify":
         raise ConfigError(f"Expected a run of `smoothcert certify`, {run.path} is of kind {run.manifest.kind!r}.")
+    precision = run.manifest.values["plan"].get("precision", "fp32")
+    if precision != "fp32":
+        raise ConfigError(
+            f"{run.path} certifies the network in {precision}, which is another than the one that would be attacked: "
+            "certify it in fp32, and attack that run."
+        )
     found = {
         row["index"]: (row["label"], row["radius"], row["noise"])
         for row in run.rows

@@ -10,7 +10,7 @@ import tyro
 
 from smoothcert.checks import check_alpha, check_choice, check_count, check_sigma
 from smoothcert.errors import ConfigError
-from smoothcert.options import Floats, OptionalFloat, OptionalInt, OptionalText
+from smoothcert.options import Floats, OptionalFloat, OptionalInt, OptionalText, PlanName, Precision
 
 if TYPE_CHECKING:
     from smoothcert.stats.procedures import Procedure
@@ -61,10 +61,10 @@ class RunSettings(EngineSettings):
     """grid: sound for 8-bit images; gaussian: for any input; auto: grid where the input allows it."""
     device: OptionalText = None
     """cpu, cuda, cuda:1, mps; by default the fastest here."""
-    plan: Literal["auto", "eager", "folded", "compile", "onnxruntime", "openvino"] = "auto"
+    plan: PlanName = "auto"
     """What runs the model: auto as `smoothcert tune` finds, which is looked for now if that pays; eager as it is; or
     another backend."""
-    precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
+    precision: Precision = "fp32"
     """Numbers that the model computes with. An int8 network is another one, and what is certified then is that one."""
     batch_size: OptionalInt = None
     """Noisy copies per forward pass; by default the fastest, measured once."""

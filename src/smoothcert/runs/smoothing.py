@@ -234,11 +234,10 @@ def _plan(smoothed: Smoothed, first: Any, settings: RunSettings, inputs: int) ->
     """How the model is run, and how many inputs make a chunk: as given, as remembered, or as measured now."""
     fixed = isinstance(settings.make_procedure(), FixedN | Predict)
     shape = np.asarray(first).shape
-    seconds = smoothed.seconds_per_draw(first)
-    expected = seconds * inputs * (settings.n_max if fixed else _GUESSED_DRAWS)
-    if settings.plan == "auto" and expected > _TUNED_SECONDS and smoothed.tunable(shape):
-        smoothed.tune(shape)
-        seconds = smoothed.seconds_per_draw(first)
+    if settings.plan == "auto" and smoothed.tunable(shape):
+        draws = inputs * (settings.n_max if fixed else _GUESSED_DRAWS)
+        if draws * smoothed.seconds_per_draw(first) > _TUNED_SECONDS:
+            smoothed.tune(shape)
     found = smoothed.plan_for(shape)
     # One thread per worker: more of them may add up in another order.
     plan = replace(found, workers=1, threads=1 if smoothed.device.type == "cpu" else None)
@@ -246,4 +245,5 @@ def _plan(smoothed: Smoothed, first: Any, settings: RunSettings, inputs: int) ->
         return plan, settings.chunk
     if fixed or settings.timeout is not None:
         return plan, 1  # long stages gain nothing by sharing batches; and who hangs should take no others along
-    return plan, max(1, min(_MOST_INPUTS, int(_CHUNK_SECONDS / (seconds * _GUESSED_DRAWS))))
+    seconds = smoothed.seconds_per_draw(first) * _GUESSED_DRAWS
+    return plan, max(1, min(_MOST_INPUTS, int(_CHUNK_SECONDS / seconds)))
