@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -121,7 +122,17 @@ def _serve(pipe: Any, make: Callable[..., tuple[Work, str]], arguments: tuple[An
     pipe.send(note)
     while (seconds := pipe.recv()) is not None:
         pipe.send(rate(work, seconds))
-    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 2**20))
+    pipe.send(_peak())
+
+
+def _peak() -> float:
+    """The most memory that this process held, in MiB."""
+    if (
+        sys.platform == "linux"
+    ):  # where ru_maxrss is inherited: that of the process that started this one, if it held more
+        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def in_turns(contenders: Mapping[str, Contender], seconds: float = SECONDS) -> dict[str, list[float]]:

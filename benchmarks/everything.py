@@ -2,8 +2,8 @@
 
     python benchmarks/everything.py [--only NAME NAME] [--model DIR]
 
-About half an hour. What needs a trained ResNet-20 of CIFAR-10 is left out where there is none: `make
-reproduce-cifar10`.
+About 40 minutes, on a machine that has nothing else to do. With --only the page keeps its other sections. What needs a
+trained ResNet-20 of CIFAR-10 is left out where there is none: `make reproduce-cifar10`.
 """
 
 from __future__ import annotations
@@ -39,29 +39,41 @@ NAMES: dict[str, tuple[str, Callable[[Path], list[Figure]]]] = {
 }
 
 
-def page(found: dict[str, list[Figure]]) -> str:
-    """The figures as a document."""
+HEAD = f"""# Benchmarks
+
+Medians of {ROUNDS} rounds in turns, each contender in a process of its own (MiB: the most memory that it held). Ratios,
+as both sides were measured in the same minutes. `make bench` repeats this.
+"""
+
+
+def section(name: str, figures: list[Figure]) -> str:
+    """One benchmark's figures as a part of the document."""
     lines = [
-        "# Benchmarks",
+        NAMES[name][0],
         "",
-        f"{machine()}. {datetime.now(UTC):%Y-%m-%d}.",
+        f"{datetime.now(UTC):%Y-%m-%d}: {machine()}.",
         "",
-        f"Medians of {ROUNDS} rounds in turns, each contender in a process of its own (MiB: the most memory that it",
-        "held). Ratios, as both sides were measured in the same minutes. `make bench` repeats this.",
-        "",
+        f"| {' | '.join(HEADINGS)} |",
+        "|---|---:|---|---|",
+        *(f"| {' | '.join(figure.cells)} |" for figure in figures),
+        *(["", "![growth](images/growth.png)"] if name == "growth" else []),
     ]
-    for name, figures in found.items():
-        lines += [f"## {NAMES[name][0]}", "", f"| {' | '.join(HEADINGS)} |", "|---|---:|---|---|"]
-        lines += [f"| {' | '.join(figure.cells)} |" for figure in figures]
-        lines += ["", "![growth](images/growth.png)"] if name == "growth" else []
-        lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
+
+
+def write_page(found: dict[str, list[Figure]]) -> None:
+    """Write the document; sections that were not measured now stay as they are."""
+    before = PAGE.read_text("utf-8").split("\n## ")[1:] if PAGE.exists() else []
+    kept = {title: text for text in before for title, _ in NAMES.values() if text.startswith(f"{title}\n")}
+    new = {NAMES[name][0]: section(name, figures) for name, figures in found.items()}
+    texts = {**kept, **new}
+    PAGE.write_text("\n## ".join([HEAD, *(texts[title] for title, _ in NAMES.values() if title in texts)]), "utf-8")
 
 
 def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), help="and write no page")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--model", type=Path, default=throughput.TRAINED, help="a trained ResNet-20 of CIFAR-10")
     chosen = parser.parse_args()
     found = {}
@@ -69,8 +81,7 @@ def main() -> None:
         found[name] = NAMES[name][1](chosen.model)
         show(found[name], NAMES[name][0])
     show([figure for figures in found.values() for figure in figures], "all")
-    if set(chosen.only) == set(NAMES):
-        PAGE.write_text(page(found), "utf-8")
+    write_page(found)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ number of draws. ART is no part of our environment: `make bench` puts it into a 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +36,7 @@ RADII = (0.0, 0.25, 0.5, 0.75)
 IMAGES = 100
 PEERS = Path(__file__).resolve().parent.parent / ".venv" / "peers"
 NAMES = {"loop": "the paper's loop", "art": "ART"}
+OURS = {"smoothcert": "fp32", "smoothcert in int8": "int8"}
 SAME_DRAWS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "LeNet": (lenet, (1, 28, 28), "≥ 2"),
     "ResNet-20": (lambda: cifar_resnet(20), (3, 32, 32), "≥ 3"),
@@ -73,8 +75,9 @@ def have_art() -> bool:
 
 def certifier(peer: str, model: nn.Module, shape: tuple[int, ...]) -> tuple[Certify, str]:
     """A peer's way to certify one 8-bit image with n draws."""
-    if peer == "smoothcert":
-        smoothed = Smoothed(model, SIGMA, seed=0, progress=False)
+    if peer in OURS:
+        calibration = np.random.default_rng(0).random((64, *shape), np.float32) if OURS[peer] == "int8" else None
+        smoothed = Smoothed(model, SIGMA, seed=0, precision=OURS[peer], calibration=calibration, progress=False)
         note = smoothed.tune(shape).execution
         return lambda image, n: smoothed.certify(image, FixedN(n=n, n0=N0, alpha=ALPHA)), note
     if peer == "loop":
@@ -120,16 +123,16 @@ def same_draws() -> list[Figure]:
     figures = []
     for name, (_, _, target) in SAME_DRAWS.items():
         peers = ["loop", "art"] if have_art() else ["loop"]
-        contenders = {peer: Contender(of_network, peer, name) for peer in ("smoothcert", *peers)}
+        contenders = {peer: Contender(of_network, peer, name) for peer in (*OURS, *peers)}
         rates = in_turns(contenders)
         peaks = {peer: contender.close() for peer, contender in contenders.items()}
-        for peer in peers:
+        for ours, peer in itertools.product(OURS, peers):
             detail = "; ".join(
                 f"{NAMES.get(one, one)} {np.median(rates[one]):,.0f}/s ({contenders[one].note}), {peaks[one]:,.0f} MiB"
-                for one in ("smoothcert", peer)
+                for one in (ours, peer)
             )
-            value = ratio(rates["smoothcert"], rates[peer])
-            figures.append(Figure(f"{name}, same draws: faster than {NAMES[peer]}", value, target, detail))
+            title = f"{name}, same draws, {OURS[ours]}: faster than {NAMES[peer]}"
+            figures.append(Figure(title, ratio(rates[ours], rates[peer]), target, detail))
     return figures
 
 

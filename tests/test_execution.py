@@ -54,6 +54,13 @@ def test_eager_runs_the_network_itself(network):
     assert made.content_hash(SHAPE) is None
 
 
+def test_a_named_batch_size_has_a_layout_that_is_not_measured(network, own_cache, monkeypatch):
+    monkeypatch.setattr("smoothcert.execution.tuned_plan", None)
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    found = [execution(one, batch_size=5).plan_for(SHAPE) for one in (network, linear, lambda x: linear(x))]
+    assert [(plan.batch_size, plan.channels_last) for plan in found] == [(5, True), (5, False), (5, False)]
+
+
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_a_named_backend_is_built_and_gives_the_same_scores(network, backend, quick, own_cache):
     made = execution(network, plan=backend)

@@ -447,7 +447,7 @@ class Smoothed:
     def tune(self, shape: tuple[int, ...], on_trial: OnTrial = lambda _: None) -> Plan:
         """Measure every way to run the forward passes on inputs of this shape, take the fastest and remember it.
 
-        `on_trial` is told of each as it is measured.
+        `on_trial` is told of each in the end.
         """
         plan = self._execution.tune(shape, on_trial)
         self._checked.pop(shape, None)
