@@ -107,7 +107,7 @@ def _draw(
         ax.plot([0, cases[-1]], [0, seconds[-1]], "--", color="0.6", zorder=0)
         ax.set(xlabel=name, ylabel="seconds", xlim=0, ylim=0)
     axes[2].semilogx(CLASSES, classes, "o-")
-    axes[2].set(xlabel="classes", ylabel="certification ÷ forward", ylim=(0, None))
+    axes[2].set(xlabel="classes", ylabel="certification ÷ forward", ylim=(0, 1.1 * max(classes)))
     axes[3].plot(workers, [of_workers[0] / one for one in of_workers], "o-")
     axes[3].plot(workers, workers, "--", color="0.6", zorder=0)
     axes[3].set(xlabel="worker threads", ylabel="times as fast", xticks=workers, ylim=0)
