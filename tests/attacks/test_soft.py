@@ -27,8 +27,10 @@ def noises_for(x: torch.Tensor, copies: int = 3) -> torch.Tensor:
 
 
 def network() -> nn.Module:
-    layers = (nn.Flatten(), nn.Linear(16, 12), nn.Tanh(), nn.BatchNorm1d(12), nn.Linear(12, 4))
-    return seeded(lambda: nn.Sequential(*layers), seed=3).eval()
+    def made() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.Tanh(), nn.BatchNorm1d(12), nn.Linear(12, 4))
+
+    return seeded(made, seed=3).eval()
 
 
 def labels_of(model: nn.Module, x: torch.Tensor, noises: torch.Tensor) -> torch.Tensor:
