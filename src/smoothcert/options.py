@@ -16,3 +16,4 @@ OptionalFloats = Annotated[tuple[float, ...] | None, tyro.conf.arg(metavar="X ..
 Floats = Annotated[tuple[float, ...], tyro.conf.arg(metavar="X ...", help_behavior_hint="")]
 PlanName = Literal["auto", "eager", "folded", "compile", "onnxruntime", "openvino"]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
+Effort = Annotated[Literal["quick", "balanced", "full"] | float, tyro.conf.arg(metavar="{quick,balanced,full}|X")]

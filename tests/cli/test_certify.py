@@ -130,6 +130,17 @@ def test_all_settings_come_from_a_file_too(checkpoint, tmp_path):
     assert (values["sigma"], values["procedure"]["effort"], values["procedure"]["n_max"]) == (0.5, "quick", 300)
 
 
+def test_an_effort_may_be_a_number(checkpoint, tmp_path):
+    draws = {}
+    for effort in ("1e-3", "1e-6"):
+        out = tmp_path / effort
+        flags = ["--out", str(out), "--effort", effort, "--sigma", "0.25", "--n-max", "2000", "--first", "2"]
+        assert main(["certify", checkpoint, "digits", *flags]) == 0
+        assert runs.open(out).manifest.values["procedure"]["effort"] == float(effort)
+        draws[effort] = sum(result.draws for result in runs.open(out).certificates)
+    assert draws["1e-3"] < draws["1e-6"]
+
+
 def test_unlabelled_inputs_are_certified_without_being_right_or_wrong(capsys, checkpoint, tmp_path):
     np.save(tmp_path / "images.npy", np.full((3, 1, 8, 8), 70, np.uint8))
     assert main(["certify", checkpoint, str(tmp_path / "images.npy"), "--out", str(tmp_path / "r"), *FAST]) == 0
@@ -148,6 +159,7 @@ def test_unlabelled_inputs_are_certified_without_being_right_or_wrong(capsys, ch
         (["--radii", "0.1", "--procedure", "paper"], 2, "`radii`"),
         (["--procedure", "grid"], 2, "`radii`"),
         (["--known-labels"], 2, "`radii`"),
+        (["--effort", "-1"], 2, "`effort`"),
         (["--workers", "0"], 2, "`workers`"),
         (["--timeout", "0"], 2, "`timeout`"),
         (["--chunk", "0"], 2, "`chunk`"),

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smoothcert.errors import ConfigError, InputError
+from smoothcert.options import Effort
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,8 +54,8 @@ class Replay:
     """Probability with which a claim may be false, between 0 and 0.5."""
     n_max: int = 100_000
     """The most draws per input, and the number of the paper's procedure."""
-    effort: Literal["quick", "balanced", "full"] = "balanced"
-    """How many draws a certificate is worth, for grid and planned."""
+    effort: Effort = "balanced"
+    """How many draws a certificate is worth, for grid and planned; a number as for certify."""
     known_label: bool = False
     """Test the true class, as when evaluating a test set (grid)."""
     rival: bool = True

@@ -10,7 +10,7 @@ import tyro
 
 from smoothcert.checks import check_alpha, check_choice, check_count, check_sigma
 from smoothcert.errors import ConfigError
-from smoothcert.options import Floats, OptionalFloat, OptionalInt, OptionalText, PlanName, Precision
+from smoothcert.options import Effort, Floats, OptionalFloat, OptionalInt, OptionalText, PlanName, Precision
 
 if TYPE_CHECKING:
     from smoothcert.stats.procedures import Procedure
@@ -113,8 +113,9 @@ class CertifySettings(RunSettings):
     auto: grid where radii are given, else planned."""
     radii: Floats = ()
     """Radii to decide upon; far fewer draws than finding one radius per input."""
-    effort: Literal["quick", "balanced", "full"] = "balanced"
-    """How many draws a certificate is worth."""
+    effort: Effort = "balanced"
+    """How many draws a certificate is worth. As a number: for planned, the radius in units of sigma that one more draw
+    must promise (balanced: 2e-6); for grid, the draws that one more certified radius is worth (balanced: 1e6)."""
     rival: bool = True
     """Use the strongest rival's votes too, which certifies more where classes are many."""
     known_labels: bool = False
