@@ -130,12 +130,13 @@ class Execution:
     def tune(self, shape: tuple[int, ...], on_trial: OnTrial = lambda _: None, *, progress: bool | None = None) -> Plan:
         """Measure every way to run inputs of this shape, take the fastest and remember it."""
         named = isinstance(self._plan, str) and self._plan != "auto"
-        trials = []
+        trials: list[Trial] = []
+        built: dict[Plan, Model] = {}
         with ProgressBar("ways to run the model tried", 1, enabled=progress) as bar:
-            for trial in self._trials(shape, [str(self._plan)] if named else _tried_backends(self._device)):
+            for trial in self._trials(shape, [str(self._plan)] if named else _tried_backends(self._device), built):
                 trials.append(trial)
                 bar.set_progress(len(trials), len(trials) + _FINALISTS)
-            self._measure_finalists(shape, trials)
+            self._measure_finalists(shape, trials, built)
         for trial in trials:
             on_trial(trial)
         plan = best_plan(trials)
@@ -194,28 +195,29 @@ class Execution:
 
     # Measuring
 
-    def _trials(self, shape: tuple[int, ...], backends: Sequence[str]) -> Iterator[Trial]:
+    def _trials(self, shape: tuple[int, ...], backends: Sequence[str], built: dict[Plan, Model]) -> Iterator[Trial]:
         keep_freed_memory()
         for name in backends:
             if self._precision not in BACKENDS[name].precisions:
                 continue
             first = Plan(1, workers=worker_count(self._model, self._device), backend=name, precision=self._precision)
-            yield from self._trials_of(shape, first)
+            yield from self._trials_of(shape, first, built)
 
-    def _trials_of(self, shape: tuple[int, ...], first: Plan) -> Iterator[Trial]:
-        """Trials of one backend, in growing batches until they no longer gain."""
+    def _trials_of(self, shape: tuple[int, ...], first: Plan, built: dict[Plan, Model]) -> Iterator[Trial]:
+        """Trials of one backend, in growing batches until they no longer gain; `built` is told what each runs."""
         if first.backend == "compile":  # which takes minutes: only as eager mode is fastest
             eager = tuned_plan(self._model, shape, self._device)
-            yield self._try(shape, replace(eager, backend=first.backend, precision=first.precision))[0]
+            yield self._try(shape, replace(eager, backend=first.backend, precision=first.precision), None, built)
             return
         layouts = (False, True) if len(shape) == 3 and first.backend in ("eager", "folded") else (False,)
-        best, built = 0.0, None
+        best, model = 0.0, None
         for size in SIZES if self._batch_size is None else (self._batch_size,):
             rates = {}
             for channels_last in layouts:
                 plan = replace(first, batch_size=size, channels_last=channels_last)
-                trial, built = self._try(shape, plan, None if BACKENDS[plan.backend].sized else built)
-                if built is self._model and not plan.is_plain and self._plan == "auto":
+                trial = self._try(shape, plan, None if BACKENDS[plan.backend].sized else model, built)
+                model = built.get(plan)
+                if model is self._model and not plan.is_plain and self._plan == "auto":
                     return  # nothing to be made of it: that is eager mode, which is tried too
                 yield trial
                 if trial.failure is not None:
@@ -227,29 +229,30 @@ class Execution:
             best = max(best, top)
             layouts = tuple(layout for layout in layouts if rates[layout] >= _WORSE * top)
 
-    def _measure_finalists(self, shape: tuple[int, ...], trials: list[Trial]) -> None:
+    def _measure_finalists(self, shape: tuple[int, ...], trials: list[Trial], built: dict[Plan, Model]) -> None:
         """Measure the fastest once more, in turns: a machine that has other work is not always as fast as it was."""
         best = max((trial.rate for trial in trials), default=0.0)
         close = [place for place, trial in enumerate(trials) if trial.rate > _CLOSE * best]
         finalists = sorted(close, key=lambda place: -trials[place].rate)[:_FINALISTS]
-        built: dict[int, Model | None] = {}
         for _ in range(_ROUNDS if len(finalists) > 1 else 0):
             for place in finalists:
-                again, built[place] = self._try(shape, trials[place].plan, built.get(place))
+                plan = trials[place].plan
+                again = self._try(shape, plan, built[plan], built)
                 trials[place] = replace(trials[place], rate=max(trials[place].rate, again.rate))
 
-    def _try(self, shape: tuple[int, ...], plan: Plan, model: Model | None = None) -> tuple[Trial, Model | None]:
-        """What came of a plan, and what it runs: `model`, if that was built already."""
+    def _try(self, shape: tuple[int, ...], plan: Plan, model: Model | None, built: dict[Plan, Model]) -> Trial:
+        """What came of a plan, which runs `model` if that was built already; what it ran goes into `built`."""
         started = time.perf_counter()
         try:
             if model is None:
                 model = self._model if plan.is_plain else self._build(shape, plan)
-            built = time.perf_counter() - started
+            seconds = time.perf_counter() - started
             with evaluating(model), laid_out(model, channels_last=plan.channels_last):
                 rate = max(measured_rate(model, shape, self._device, plan) for _ in range(_ROUNDS))
         except (SmoothcertError, RuntimeError, MemoryError) as error:
-            return Trial(plan, failure=" ".join(str(error).split())[:200]), None
-        return Trial(plan, rate, built), model
+            return Trial(plan, failure=" ".join(str(error).split())[:200])
+        built[plan] = model
+        return Trial(plan, rate, seconds)
 
 
 def _convolves(model: Model, shape: tuple[int, ...]) -> bool:

@@ -172,8 +172,10 @@ def test_a_model_that_raises_spoils_its_input_only(ray, odd, inputs, expected, t
 
 
 def test_a_model_that_hangs_is_given_up(ray, odd, inputs, expected, tmp_path):
-    run = certify(odd("time.sleep(1000)"), inputs, tmp_path / "run", timeout=3.0)
-    assert_only_white_failed(run, expected, "ModelError: no forward pass was done within 3 seconds")
+    run = certify(
+        odd("time.sleep(1000)"), inputs, tmp_path / "run", timeout=10.0
+    )  # of which others need far less, even on a busy machine
+    assert_only_white_failed(run, expected, "ModelError: no forward pass was done within 10 seconds")
 
 
 def test_chunks_that_come_twice_or_out_of_order_are_written_once(odd, inputs, expected, tmp_path, monkeypatch):
