@@ -127,9 +127,8 @@ def _serve(pipe: Any, make: Callable[..., tuple[Work, str]], arguments: tuple[An
 
 def _peak() -> float:
     """The most memory that this process held, in MiB."""
-    if (
-        sys.platform == "linux"
-    ):  # where ru_maxrss is inherited: that of the process that started this one, if it held more
+    if sys.platform == "linux":
+        # Not ru_maxrss, which a process inherits from the one that started it.
         lines = Path("/proc/self/status").read_text("utf-8").splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -41,8 +41,9 @@ NAMES: dict[str, tuple[str, Callable[[Path], list[Figure]]]] = {
 
 HEAD = f"""# Benchmarks
 
-Medians of {ROUNDS} rounds in turns, each contender in a process of its own (MiB: the most memory that it held). Ratios,
-as both sides were measured in the same minutes. `make bench` repeats this.
+Ratios, as both sides were measured in the same minutes: medians of {ROUNDS} rounds in turns (of 3 for runs with worker
+processes; deterministic bounds are timed once). MiB is the most memory that a contender held, in a process of its own.
+`make bench` repeats this.
 """
 
 

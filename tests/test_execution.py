@@ -226,6 +226,19 @@ def test_the_fastest_are_measured_again_as_the_machine_may_have_been_slow(networ
     assert all(measured.count(one) == 1 for one in measured if one[0] != "eager")  # far behind
 
 
+@pytest.mark.parametrize(("rate", "tried"), [(4.0, {8}), (1e6, {8, 16})])
+def test_batches_stop_growing_where_a_forward_pass_takes_long(network, quick, own_cache, monkeypatch, rate, tried):
+    sizes = set()
+
+    def measured(_model, _shape, _device, plan):
+        sizes.add(plan.batch_size)
+        return rate
+
+    monkeypatch.setattr("smoothcert.execution.measured_rate", measured)
+    execution(network, plan="onnxruntime").tune(SHAPE)
+    assert sizes == tried
+
+
 def test_on_a_gpu_torch_is_tried_in_all_its_ways_and_nothing_that_runs_on_the_cpu():
     assert _tried_backends(torch.device("cuda")) == ["eager", "folded", "compile"]
 

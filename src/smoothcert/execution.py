@@ -39,6 +39,7 @@ SIZES = (32, 64, 128, 256, 512, 1024)
 _SECONDS = 0.4  # of each measurement
 _ROUNDS = 2
 _WORSE = 0.85  # a batch size this much slower than the best so far ends the search
+_LONGEST = 1.0  # seconds: after a forward pass this long, larger batches cost memory and gain nothing
 _FINALISTS, _CLOSE = 4, 0.7  # how many of the fastest are measured once more, and how far from the best they may be
 _MOST_INPUTS, _MOST_VALUES = 256, 2**23  # of calibration inputs
 _CALIBRATION_KEY = bytes(32)  # the same noise whenever a network is made of another: it decides nothing
@@ -113,7 +114,7 @@ class Execution:
         if self._precision == "fp32" and self._plan in ("auto", "eager"):
             if self._batch_size is None:
                 return tuned_plan(self._model, shape, self._device)
-            # Who names a batch size wants the same votes everywhere, so that the layout is not left to a measurement.
+            # Who names a batch size may want the same votes elsewhere: the layout is not left to a measurement.
             workers = worker_count(self._model, self._device)
             return Plan(self._batch_size, channels_last=_convolves(self._model, shape), workers=workers)
         return self.tune(shape)
@@ -135,8 +136,9 @@ class Execution:
         with ProgressBar("ways to run the model tried", 1, enabled=progress) as bar:
             for trial in self._trials(shape, [str(self._plan)] if named else _tried_backends(self._device), built):
                 trials.append(trial)
-                bar.set_progress(len(trials), len(trials) + _FINALISTS)
-            self._measure_finalists(shape, trials, built)
+                bar.set_progress(len(trials), len(trials) + _FINALISTS * _ROUNDS)
+            for left in self._measure_finalists(shape, trials, built):
+                bar.set_progress(len(trials) + _FINALISTS * _ROUNDS - left, len(trials) + _FINALISTS * _ROUNDS)
         for trial in trials:
             on_trial(trial)
         plan = best_plan(trials)
@@ -224,21 +226,27 @@ class Execution:
                     return
                 rates[channels_last] = trial.rate
             top = max(rates.values())
-            if top < _WORSE * best:
+            if top < _WORSE * best or size * first.workers > _LONGEST * top:
                 return
             best = max(best, top)
             layouts = tuple(layout for layout in layouts if rates[layout] >= _WORSE * top)
 
-    def _measure_finalists(self, shape: tuple[int, ...], trials: list[Trial], built: dict[Plan, Model]) -> None:
-        """Measure the fastest once more, in turns: a machine that has other work is not always as fast as it was."""
+    def _measure_finalists(
+        self, shape: tuple[int, ...], trials: list[Trial], built: dict[Plan, Model]
+    ) -> Iterator[int]:
+        """Measure the fastest once more, in turns: a machine that has other work is not always as fast as it was.
+
+        Yields how many measurements are left.
+        """
         best = max((trial.rate for trial in trials), default=0.0)
         close = [place for place, trial in enumerate(trials) if trial.rate > _CLOSE * best]
         finalists = sorted(close, key=lambda place: -trials[place].rate)[:_FINALISTS]
-        for _ in range(_ROUNDS if len(finalists) > 1 else 0):
-            for place in finalists:
-                plan = trials[place].plan
-                again = self._try(shape, plan, built[plan], built)
-                trials[place] = replace(trials[place], rate=max(trials[place].rate, again.rate))
+        turns = finalists * _ROUNDS if len(finalists) > 1 else []
+        for number, place in enumerate(turns, 1):
+            plan = trials[place].plan
+            again = self._try(shape, plan, built[plan], built)
+            trials[place] = replace(trials[place], rate=max(trials[place].rate, again.rate))
+            yield len(turns) - number
 
     def _try(self, shape: tuple[int, ...], plan: Plan, model: Model | None, built: dict[Plan, Model]) -> Trial:
         """What came of a plan, which runs `model` if that was built already; what it ran goes into `built`."""
