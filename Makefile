@@ -49,8 +49,7 @@ reproduce-baselines: $(STAMP)
 	$(BIN)/python reproduce/baselines.py
 
 reproduce-cifar10: $(STAMP)
-	$(BIN)/smoothcert sweep cifar10 --sigmas 0.25 --recipes gaussian consistency:weight=10 --epochs 10 --batch-size 128 --certify --out reproduced/cifar10
-	$(BIN)/smoothcert table reproduced/cifar10/*/certified* --radii 0 0.25 0.5 0.75 --out docs/results/cifar10.md
+	$(BIN)/python reproduce/cifar10.py
 
 clean:
 	rm -rf $(VENV) build dist demo-output .mypy_cache .pytest_cache .ruff_cache

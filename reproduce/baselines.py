@@ -10,7 +10,6 @@ made from are copied to docs/results/baselines.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results import RESULTS, ROOT, keep_run
 
 from smoothcert.cli import main as smoothcert
 from smoothcert.cli.jobs import Job, run_jobs
@@ -29,11 +29,7 @@ from smoothcert.report.run_tables import as_markdown
 from smoothcert.runs import Run
 from smoothcert.runs import open as open_run
 from smoothcert.runs.attack_summary import expected_violations, outcomes, violations
-from smoothcert.runs.directory import ROWS
-from smoothcert.runs.manifest import Manifest, read_manifest
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "results"
 SIGMA = 0.5
 EVERY = 50
 RADII = (0, 0.1, 0.25, 0.5, 0.75, 1, 1.5)
@@ -101,21 +97,6 @@ def compared(out: Path) -> list[Path]:
     return [path for job in jobs(out) for path in job.runs]
 
 
-def keep(path: Path, name: str) -> None:
-    """Copy a run into docs/results, without this machine's names."""
-    target = RESULTS / "baselines" / name
-    target.mkdir(parents=True, exist_ok=True)
-    values = read_manifest(path).values
-    for file in (ROWS[values["kind"]], "times.jsonl"):
-        shutil.copyfile(path / file, target / file)
-    model = {**values["model"], "source": f"{Path(values['model']['source']).parent.name}/model.safetensors"}
-    changed = {**values, "model": model, "host": ""}
-    if "attacked" in values:
-        changed["attacked"] = {**values["attacked"], "source": "smoothed"}
-    (target / "run.json").unlink(missing_ok=True)
-    Manifest(changed).write(target)
-
-
 def success(attacked: Run) -> Iterator[str]:
     """Attack success as a table."""
     yield from ["| attack | within | inputs | another class % | 95 % interval | abstained % | the paper's % |"]
@@ -168,7 +149,7 @@ def page(out: Path) -> None:
         "",
     ]
     for run in (*runs, attacked, open_run(out / UNDEFENDED)):
-        keep(run.path, "_".join(run.path.relative_to(out).parts))
+        keep_run(run.path, RESULTS / "baselines" / "_".join(run.path.relative_to(out).parts))
     save_figure(draw_figure("attack-success", [attacked], {}), RESULTS / "baselines" / "attack-success.png")
     figure = draw_figure("certified-accuracy", runs, {"undefended": undefended})
     save_figure(figure, RESULTS / "baselines" / "comparison.png")

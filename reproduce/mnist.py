@@ -12,26 +12,24 @@ time.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from results import RESULTS, ROOT, keep_run, training_of
 
 from smoothcert.cli.jobs import Job, job_name, run_jobs
 from smoothcert.cli.train import TrainArguments
 from smoothcert.records import floor_decimal
 from smoothcert.runs.directory import open_run
-from smoothcert.runs.manifest import Manifest, read_manifest
+from smoothcert.runs.manifest import read_manifest
 from smoothcert.runs.summary import summarize
 from smoothcert.stats.accuracy import floor_percent
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "results"
 SIGMAS = (0.25, 0.5, 1.0)
 RADII = {0.25: (0, 0.25, 0.5, 0.75), 0.5: (0, 0.5, 1.0, 1.5, 1.75), 1.0: (0, 0.5, 1.0, 1.5, 2.0, 2.5)}
 EFFORT = 6e-7  # 45,000 draws per image at σ = 1 and 89,000 at σ = 0.5, at most 0.6 % below the ACR of "full"
 LEARNING_RATES = {64: 0.03, 256: 0.05}  # by batch size
-RUN_FILES = ("certificates.jsonl", "times.jsonl")
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,11 @@ ENTRIES = {
     "gaussian": _entry(
         "gaussian", "24 × 64 | 48 × 256 | 16 × 256", ".911 93.1 | 1.558 99.2 89.8 45.0 | 1.618 96.3 79.8 32.5"
     ),
-    "stability": _entry("stability:weight=2", "16 × 64", ".915 93.8 | 1.572 99.2 90.8 45.8 | 1.634 96.4 80.4 33.4"),
+    "stability": _entry(
+        "stability:weight=10 | stability:weight=10 | stability:weight=2",
+        "16 × 64",
+        ".915 93.8 | 1.572 99.2 90.8 45.8 | 1.634 96.4 80.4 33.4",
+    ),
     "macer": _entry(
         "macer:copies=4,deferred=0.2 | macer:copies=4,deferred=0.2 | macer:copies=4,weight=6,deferred=0.2",
         "10 × 64",
@@ -74,7 +76,7 @@ ENTRIES = {
         ".928 96.0 | 1.655 99.1 92.9 60.4 | 1.738 95.0 79.7 41.8",
     ),
     "smoothadv": _entry(
-        "smoothadv:copies=2,steps=2",
+        "smoothadv:copies=2,steps=1 | smoothadv:copies=2,steps=1,radius=1.5 | smoothadv:copies=2,steps=2",
         "16 × 64 | 16 × 64 | 10 × 256",
         ".932 96.8 | 1.687 99.0 92.9 67.5 | 1.779 95.8 80.8 43.2",
     ),
@@ -92,8 +94,8 @@ ENTRIES = {
 }
 
 
-def job_for(name: str, sigma: float, out: Path, *, certify: bool) -> Job:
-    """The training of a recipe at a noise level, and its certification."""
+def job_for(name: str, sigma: float, out: Path, effort: float | str | None) -> Job:
+    """The training of a recipe at a noise level, and its certification, if an effort is given."""
     entry = ENTRIES[name]
     settings = asdict(
         TrainArguments(
@@ -107,22 +109,13 @@ def job_for(name: str, sigma: float, out: Path, *, certify: bool) -> Job:
             seed=0,
         )
     )
-    run = {"data": "mnist", "sigma": sigma, "every": 20, "effort": EFFORT, "n_max": 100_000, "seed": 0}
-    return Job(out / job_name(sigma, name, 0), settings, [run] if certify else [])
+    run = {"data": "mnist", "sigma": sigma, "every": 20, "effort": effort, "n_max": 100_000, "seed": 0}
+    return Job(out / job_name(sigma, name, 0), settings, [run] if effort else [])
 
 
-def keep_run(name: str, sigma: float, out: Path) -> None:
-    """Copy a finished run into docs/results, where the table is made from, without this machine's names."""
-    source = out / job_name(sigma, name, 0) / f"certified_sigma={sigma:g}"
-    if not (source / "run.json").exists() or not open_run(source).complete:
-        return
-    target = RESULTS / "mnist" / f"{name}_sigma={sigma:g}"
-    target.mkdir(parents=True, exist_ok=True)
-    for file in RUN_FILES:
-        shutil.copyfile(source / file, target / file)
-    values = read_manifest(source).values
-    model = {**values["model"], "source": f"{source.parent.name}/model.safetensors"}
-    Manifest({**values, "model": model, "host": ""}).write(target)
+def kept(name: str, sigma: float) -> Path:
+    """Where a run is kept."""
+    return RESULTS / "mnist" / f"{name}_sigma={sigma:g}"
 
 
 def table(sigma: float) -> list[str]:
@@ -138,7 +131,7 @@ def table(sigma: float) -> list[str]:
         acr, accuracy = entry.published[sigma]
         cells = [f"{accuracy[radius]:.1f}" if radius in accuracy else "" for radius in radii]
         lines.append(f"| {name} | published | | {acr:.3f} | {' | '.join(cells)} | 100,100 | |")
-        run = RESULTS / "mnist" / f"{name}_sigma={sigma:g}"
+        run = kept(name, sigma)
         if not (run / "run.json").exists():
             lines.append(f"| | ours | | not certified yet |{' |' * (len(radii) + 2)}")
             continue
@@ -146,11 +139,11 @@ def table(sigma: float) -> list[str]:
         ours = floor_decimal(summary["average_radius"], 3)
         shown = f"**{ours}**" if float(ours) >= acr else ours
         cells = [floor_percent(share) for share in summary["certified"]]
-        length = f"{entry.epochs[sigma]} × {entry.batch_size[sigma]}"
+        training = training_of(run)
         each = f"{summary['draws'] / summary['rows']:,.0f}"
         effort = read_manifest(run).values["procedure"]["effort"]
-        figures = " | ".join([length, shown, *cells, each, str(effort)])
-        lines.append(f"| | ours: `{entry.recipe[sigma]}` | {figures} |")
+        figures = " | ".join([training.length, shown, *cells, each, str(effort)])
+        lines.append(f"| | ours: `{training.recipe}` | {figures} |")
     return [*lines, ""]
 
 
@@ -177,6 +170,11 @@ def write_table() -> Path:
     return path
 
 
+def effort(text: str) -> float | str:
+    """An effort by name or as a number."""
+    return text if text.isalpha() else float(text)
+
+
 def main() -> None:
     """Train, certify, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -184,16 +182,18 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", choices=ENTRIES, default=list(ENTRIES))
     parser.add_argument("--sigmas", nargs="+", type=float, choices=SIGMAS, default=list(SIGMAS))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--effort", type=effort, default=EFFORT, help="of certifications that are not begun yet")
     parser.add_argument("--train-only", action="store_true")
     parser.add_argument("--table", action="store_true")
     chosen = parser.parse_args()
     pairs = [(name, sigma) for name in chosen.recipes for sigma in chosen.sigmas]
     if not chosen.table:
-        run_jobs([job_for(*pair, chosen.out, certify=False) for pair in pairs], chosen.out, workers=chosen.jobs)
-        if not chosen.train_only:
-            run_jobs([job_for(*pair, chosen.out, certify=True) for pair in pairs], chosen.out, workers=chosen.jobs)
-    for pair in pairs:
-        keep_run(*pair, chosen.out)
+        for given in [None] if chosen.train_only else [None, chosen.effort]:
+            run_jobs([job_for(*pair, chosen.out, given) for pair in pairs], chosen.out, workers=chosen.jobs)
+    for name, sigma in pairs:
+        for run in job_for(name, sigma, chosen.out, chosen.effort).runs:
+            if (run / "run.json").exists() and open_run(run).complete:
+                keep_run(run, kept(name, sigma))
     sys.stdout.write(f"{write_table()}\n")
 
 

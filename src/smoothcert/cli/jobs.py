@@ -16,9 +16,6 @@ from typing import Any
 from smoothcert.errors import ModelError, OutputError
 from smoothcert.progress import ProgressBar
 
-# Memory that is given back to the system after every step costs more time than some steps.
-_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483647"}
-
 
 def job_name(sigma: float, recipe: str, seed: int) -> str:
     """The directory of a training."""
@@ -74,7 +71,7 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, workers: int) -> None:
     running: set[subprocess.Popen[bytes]] = set()
     stopping, starting = threading.Event(), threading.Lock()
     threads = str(max(1, (os.cpu_count() or 1) // workers))
-    environment = {**_KEEP_MEMORY, "OMP_NUM_THREADS": threads, **os.environ}
+    environment = {"OMP_NUM_THREADS": threads, **os.environ}
 
     def work(job: Job) -> str | None:
         log = out / f"{job.out.name}.log"

@@ -1,0 +1,53 @@
+"""Where reproduced results are kept, and how a run gets there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothcert.runs.directory import ROWS
+from smoothcert.runs.manifest import Manifest, read_manifest
+from smoothcert.training.recipes import RECIPES, recipe_text
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+
+
+def keep_run(path: Path, target: Path) -> None:
+    """Copy a run, and how its network was trained, without this machine's names, to where pages are made from."""
+    target.mkdir(parents=True, exist_ok=True)
+    values = read_manifest(path).values
+    for file in (ROWS[values["kind"]], "times.jsonl"):
+        shutil.copyfile(path / file, target / file)
+    if (path.parent / "train.json").exists():
+        shutil.copyfile(path.parent / "train.json", target / "train.json")
+    model = {**values["model"], "source": f"{Path(values['model']['source']).parent.name}/model.safetensors"}
+    changed = {**values, "model": model, "host": ""}
+    if "attacked" in values:
+        changed["attacked"] = {**values["attacked"], "source": "smoothed"}
+    (target / "run.json").unlink(missing_ok=True)
+    Manifest(changed).write(target)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the network of a kept run was trained, and how it did on the test set."""
+
+    recipe: str
+    settings: dict[str, Any]
+    result: dict[str, Any]
+
+    @property
+    def length(self) -> str:
+        """Epochs × batch size."""
+        return f"{self.settings['epochs']} × {self.settings['batch_size']}"
+
+
+def training_of(run: Path) -> Training:
+    """The training of a kept run's network."""
+    record = json.loads((run / "train.json").read_text("utf-8"))
+    settings = dict(record["settings"]["recipe"])
+    return Training(recipe_text(RECIPES[settings.pop("name")](**settings)), record["settings"], record["result"])
