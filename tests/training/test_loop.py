@@ -154,6 +154,33 @@ def test_a_loss_that_is_not_finite_or_far_too_high_stops_the_training_and_says_w
             trained(learning_rate=rate)
 
 
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_network_that_forgets_all_it_knew_stops_the_training_and_says_what_to_do(after):
+    model, seen = network(), []
+
+    def forget(epoch: int, progress) -> None:
+        seen.append(progress.accuracy)
+        if epoch == after:
+            nn.utils.vector_to_parameters(torch.zeros_like(weights(model)), model.parameters())
+            list(model.parameters())[-1].data[0] = 5.0  # too far for the rest of the training
+
+    chosen = settings(epochs=9, learning_rate=0.5, schedule="step", drop_every=1)
+    message = r"Training collapsed: accuracy under noise fell from \d+.\d% to 50.0% in epoch \d, .* recipe gaussian"
+    with pytest.raises(ModelError, match=message) as caught:
+        train(model, two_blobs(), chosen, on_epoch=forget)
+    assert f"in epoch {after + 2}," in str(caught.value)
+    assert len(seen) == after + 2
+    assert max(seen) > 0.75
+    assert seen[-1] == 0.5
+
+
+def test_a_network_that_has_not_learned_anything_yet_may_go_on():
+    seen = []
+    trained(learning_rate=1e-9, on_epoch=lambda _, progress: seen.append(progress.accuracy))
+    assert len(seen) == 3
+    assert max(seen) < 0.75
+
+
 def test_a_part_of_the_loss_that_sets_in_late_is_not_taken_for_divergence():
     losses, recipe = [], "macer:deferred=0.75,copies=8,sharpness=1"
     chosen = {"sigma": 1.0, "epochs": 12, "learning_rate": 0.05}

@@ -110,7 +110,8 @@ def gaussian_formula(r, model, fixed, x, y, noises, numbers, strength):
 
 def stability_formula(r, model, fixed, x, y, noises, numbers, strength):
     clean, noisy = answer(model, x), answer(model, x + noises[0])
-    return -math.log(clean[y]) - r.weight * sum(p * math.log(q) for p, q in zip(clean, noisy, strict=True))
+    instability = -sum(p * math.log(q) for p, q in zip(clean, noisy, strict=True))
+    return -math.log(clean[y]) + strength * r.weight * instability
 
 
 def smoothadv_formula(r, model, fixed, x, y, noises, numbers, strength):
@@ -337,6 +338,11 @@ def test_without_its_special_part_a_recipe_is_gaussian_augmentation_with_several
     assert agree(found.values.detach().numpy(), np.array(expected))
     right = [np.mean([np.argmax(answer(model, x[i] + e)) == int(y[i]) for e in noises[:, i]]) for i in range(COUNT)]
     assert found.accuracy.tolist() == pytest.approx(right)
+
+
+def test_stability_has_its_full_weight_from_the_start_unless_it_is_to_warm_up():
+    assert Stability().strength(0.0, 100) == 1.0
+    assert [Stability(warmup=4).strength(epoch, 100) for epoch in (0.0, 1.0, 4.0)] == [0.0, 0.25, 1.0]
 
 
 def test_stability_without_weight_is_cross_entropy_without_noise():

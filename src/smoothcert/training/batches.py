@@ -33,6 +33,7 @@ class Batches:
         self.count, self.per_epoch = len(data), -(-len(data) // batch_size)
         self._data, self._size, self._seed, self._augment, self._device = data, batch_size, seed, augment, device
         self._labels = torch.from_numpy(data.labels)
+        self.commonest = float(np.bincount(data.labels).max()) / self.count  # share of the commonest class
         self._memory = torch.from_numpy(data.inputs) if isinstance(data, ArrayData) else None
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 

@@ -339,13 +339,13 @@ class _Session:
         rate = self.plan.settings.rate(epoch - 1 / self.trainer.batches.per_epoch)
         line = {"epoch": epoch, "loss": now.loss, "accuracy": now.accuracy, "learning_rate": rate}
         self.log.append({**line, "seconds": round(self._elapsed(), 1)})
-        self.trainer.start_epoch()
         if self._board is not None:
             for name in ("loss", "accuracy", "learning_rate"):
                 self._board.add_scalar(name, line[name], epoch)
         if self.engine.rank == 0:
             with replacing(self.out / LOG) as partial:
                 partial.write_text("".join(json.dumps(one) + "\n" for one in self.log), "utf-8")
+        self.trainer.start_epoch()
 
     def _elapsed(self) -> float:
         return self.seconds + time.monotonic() - self._began

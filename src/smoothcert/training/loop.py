@@ -25,6 +25,7 @@ from smoothcert.training.engine import Engine
 from smoothcert.training.recipes import Draws, parse_recipe
 from smoothcert.training.settings import LARGEST_SEED, TrainSettings, suitable_augmentations
 
+_BLIND = 1.05  # times the accuracy of giving one answer to everything: no better than that
 _LOOK_EVERY = 20  # steps between looks at the loss, each of which waits for the device
 _TOO_HIGH = 10.0  # a loss that has grown so many times will not come back
 
@@ -50,6 +51,8 @@ class Progress:
     accuracy: float = 0.0
     first_loss: float = math.nan
     """The mean loss at the first look."""
+    best_accuracy: float = 0.0
+    """The highest of a whole epoch."""
 
 
 class Trainer:
@@ -94,8 +97,16 @@ class Trainer:
         return True
 
     def start_epoch(self) -> None:
-        """Forget the loss and accuracy of the epoch before."""
-        self.progress = replace(self.progress, seen=0, loss=0.0, accuracy=0.0)
+        """Forget the loss and accuracy of the epoch before; ModelError if the network forgot all it knew in it."""
+        now, blind = self.progress, self.batches.commonest
+        if now.accuracy <= _BLIND * blind and now.best_accuracy > min(2 * blind, (1 + blind) / 2):
+            raise ModelError(
+                f"Training collapsed: accuracy under noise fell from {now.best_accuracy:.1%} to {now.accuracy:.1%} in "
+                f"epoch {self.epoch:.0f}, that of one answer to everything. Lower the learning rate, now "
+                f"{self.settings.learning_rate:g}, or the weight in the recipe {self.settings.recipe}."
+            )
+        best = max(now.best_accuracy, now.accuracy)
+        self.progress = replace(now, seen=0, loss=0.0, accuracy=0.0, best_accuracy=best)
 
     def _step(self) -> None:
         step, engine = self.progress.step, self.engine
@@ -147,6 +158,7 @@ class Trainer:
             loss=(now.loss * now.seen + loss) / together,
             accuracy=(now.accuracy * now.seen + accuracy) / together,
             first_loss=first,
+            best_accuracy=now.best_accuracy,
         )
 
     def finish(self) -> nn.Module:
