@@ -37,20 +37,27 @@ class Entry:
     """A recipe as we train it, and what was published: ACR, and certified accuracy in % at some radii, by σ."""
 
     recipe: dict[float, str]
+    noise: dict[float, float]
+    """Of the training."""
     epochs: dict[float, int]
     batch_size: dict[float, int]
     published: dict[float, tuple[float, dict[float, float]]]
 
 
 def _entry(recipes: str, lengths: str, published: str) -> Entry:
-    """An entry from one line each: recipes, epochs × batch size, published figures: by σ, apart by |, or one."""
-    texts, counts = ((one.split(" | ") * len(SIGMAS))[: len(SIGMAS)] for one in (recipes, lengths))
+    """An entry from one line each: recipes, epochs × batch size, published figures: by σ, apart by |, or one.
+
+    A recipe may be followed by the noise level it is trained at, if that is not the one that is certified.
+    """
+    named, counts = ((one.split(" | ") * len(SIGMAS))[: len(SIGMAS)] for one in (recipes, lengths))
+    texts, _, noises = zip(*(one.partition(" at ") for one in named), strict=True)
+    levels = [float(noise or sigma) for noise, sigma in zip(noises, SIGMAS, strict=True)]
     epochs, sizes = zip(*(map(int, one.split(" × ")) for one in counts), strict=True)
     found = {}
     for sigma, figures in zip(SIGMAS, published.split(" | "), strict=True):
         acr, *accuracies = map(float, figures.split())
         found[sigma] = acr, dict(zip(PUBLISHED_RADII[sigma], accuracies, strict=True))
-    by_sigma = (dict(zip(SIGMAS, one, strict=True)) for one in (texts, epochs, sizes))
+    by_sigma = (dict(zip(SIGMAS, one, strict=True)) for one in (texts, levels, epochs, sizes))
     return Entry(*by_sigma, found)
 
 
@@ -58,10 +65,12 @@ def _entry(recipes: str, lengths: str, published: str) -> Entry:
 PUBLISHED_RADII = {0.25: (0.75,), 0.5: (0, 1.0, 1.75), 1.0: (0, 1.0, 2.0)}
 ENTRIES = {
     "gaussian": _entry(
-        "gaussian", "24 × 64 | 48 × 256 | 16 × 256", ".911 93.1 | 1.558 99.2 89.8 45.0 | 1.618 96.3 79.8 32.5"
+        "gaussian at 0.45 | gaussian | gaussian",
+        "16 × 64 | 48 × 256 | 16 × 256",
+        ".911 93.1 | 1.558 99.2 89.8 45.0 | 1.618 96.3 79.8 32.5",
     ),
     "stability": _entry(
-        "stability:weight=10 | stability:weight=10 | stability:weight=2",
+        "stability at 0.45 | stability at 0.65 | stability",
         "16 × 64",
         ".915 93.8 | 1.572 99.2 90.8 45.8 | 1.634 96.4 80.4 33.4",
     ),
@@ -101,7 +110,7 @@ def job_for(name: str, sigma: float, out: Path, effort: float | str | None) -> J
         TrainArguments(
             data="mnist",
             arch="lenet",
-            sigma=sigma,
+            sigma=entry.noise[sigma],
             recipe=entry.recipe[sigma],
             epochs=entry.epochs[sigma],
             batch_size=entry.batch_size[sigma],
@@ -110,7 +119,7 @@ def job_for(name: str, sigma: float, out: Path, effort: float | str | None) -> J
         )
     )
     run = {"data": "mnist", "sigma": sigma, "every": 20, "effort": effort, "n_max": 100_000, "seed": 0}
-    return Job(out / job_name(sigma, name, 0), settings, [run] if effort else [])
+    return Job(out / job_name(entry.noise[sigma], name, 0), settings, [run] if effort else [])
 
 
 def kept(name: str, sigma: float) -> Path:
@@ -143,7 +152,9 @@ def table(sigma: float) -> list[str]:
         each = f"{summary['draws'] / summary['rows']:,.0f}"
         effort = read_manifest(run).values["procedure"]["effort"]
         figures = " | ".join([training.length, shown, *cells, each, str(effort)])
-        lines.append(f"| | ours: `{training.recipe}` | {figures} |")
+        level = training.settings["sigma"]
+        other = f" trained at σ = {level:g}" if level != sigma else ""
+        lines.append(f"| | ours: `{training.recipe}`{other} | {figures} |")
     return [*lines, ""]
 
 
@@ -159,7 +170,8 @@ def write_table() -> Path:
         "(replayed on two of these runs). The standard error of an accuracy of 90 % on 500 images is 1.3 points, so",
         "differences of a point or two say nothing; an ACR in bold is at or above the published one. All networks:",
         "431,080 parameters, seed 0, learning rate 0.03 with batches of 64 and 0.05 with 256, falling to 0 along a",
-        "cosine.",
+        "cosine. The published networks were trained at the σ they are certified at; some of ours do better when",
+        "they are trained at a larger one, which is then named.",
         "`make reproduce-mnist` repeats this; the runs are in [mnist/](mnist/).",
         "",
         *(line for sigma in SIGMAS for line in table(sigma)),
