@@ -11,7 +11,7 @@ from torch.nn import functional
 from smoothcert.data.dataset import ArrayData
 from smoothcert.errors import ConfigError, InputError, ModelError
 from smoothcert.models.architectures import mlp
-from smoothcert.training.batches import Batches, as_dataset
+from smoothcert.training.batches import WARP_NUMBERS, Batches, as_dataset, warped
 from smoothcert.training.engine import Engine
 from smoothcert.training.loop import Trainer, seeded, train
 from smoothcert.training.recipes import RECIPES, Draws
@@ -314,6 +314,53 @@ def test_other_data_are_left_as_they_are_unless_asked_for(name, augment, expecte
     assert len(found.unique(dim=0)) == expected
     assert (found == image()).flatten(1).all(1).any()
     assert (found == image().flip(2)).flatten(1).all(1).any() == (augment == ("flip",))
+
+
+def spot(chance: dict[int, float]) -> torch.Tensor:
+    """Where a spot at (0.3, -0.4) is after warping by these numbers, all others 1/2; an image reaches from -1 to 1."""
+    axis = (torch.arange(56) + 0.5) / 28 - 1
+    image = torch.exp(-((axis[None, :] - 0.3) ** 2 + (axis[:, None] + 0.4) ** 2) / 0.02)
+    numbers = torch.full((WARP_NUMBERS, 1), 0.5)
+    for place, number in chance.items():
+        numbers[place] = number
+    found = warped(image[None, None], numbers)[0, 0]
+    assert found.min() >= 0
+    assert found.max() <= 1.0001
+    return torch.stack([(found.sum(0) * axis).sum(), (found.sum(1) * axis).sum()]) / found.sum()
+
+
+@pytest.mark.parametrize(
+    ("chance", "back"),
+    [
+        ({}, lambda x, y: (x, y)),
+        ({0: 1}, lambda x, y: (0.99027 * x - 0.13917 * y, 0.13917 * x + 0.99027 * y)),  # 8 degrees
+        ({0: 0}, lambda x, y: (0.99027 * x + 0.13917 * y, -0.13917 * x + 0.99027 * y)),
+        ({1: 1}, lambda x, y: (x + 0.08 * y, y)),
+        ({2: 0}, lambda x, y: (0.92 * x, y)),
+        ({3: 1}, lambda x, y: (x, 1.08 * y)),
+        ({4: 1}, lambda x, y: (x + 1 / 14, y)),
+        ({5: 0.25}, lambda x, y: (x, y - 1 / 28)),
+        (dict.fromkeys(range(6, 31), 1), lambda x, y: (x + 0.05, y)),
+        (dict.fromkeys(range(31, 56), 0), lambda x, y: (x, y - 0.05)),
+    ],
+)
+def test_warping_turns_shears_scales_shifts_and_bends_by_as_much_as_it_says(chance, back):
+    assert back(*spot(chance)) == pytest.approx((0.3, -0.4), abs=2e-3)
+
+
+def test_one_point_bends_its_surroundings_only():
+    near, far = spot({6 + 1 * 5 + 3: 1}), spot({6 + 4 * 5: 1})  # the point at (0.5, -0.5), and a corner
+    assert 0.02 < 0.3 - near[0] < 0.05
+    assert far.tolist() == pytest.approx((0.3, -0.4), abs=2e-3)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_warped_images_differ_and_stay_in_range(kind):
+    found = shown("mnist (train)", ("warp",), kind)
+    assert len(found.unique(dim=0)) == 600
+    assert found.min() >= 0
+    assert found.max() <= 1
+    assert (found.mean(0) - image()).abs().mean() < (found - image()).abs().mean()
 
 
 def test_refuses_data_that_it_cannot_train_on():

@@ -14,7 +14,7 @@ from smoothcert.errors import ConfigError
 from smoothcert.options import OptionalFloat, OptionalInt, OptionalText
 
 LARGEST_SEED = 2**63 - 1
-AUGMENTATIONS = ("crop", "flip")
+AUGMENTATIONS = ("crop", "flip", "warp")
 # What leaves an image of these data its class; a mirrored digit is none, and MNIST's authors centred theirs.
 _SUITABLE: dict[str, tuple[str, ...]] = {
     "cifar10": ("crop", "flip"),
@@ -52,9 +52,11 @@ class TrainSettings:
     ema: OptionalFloat = None
     """Keep an average of the weights that decays by this factor per step, such as 0.999, and use it at the end."""
     augment: Annotated[
-        tuple[Literal["crop", "flip"], ...] | None, tyro.conf.arg(metavar="[crop] [flip]", help_behavior_hint="")
+        tuple[Literal["crop", "flip", "warp"], ...] | None,
+        tyro.conf.arg(metavar="[crop] [flip] [warp]", help_behavior_hint=""),
     ] = None
-    """Random shifts and mirrored images; by default what suits the data, and never flips for digits."""
+    """Shift, mirror or bend images at random; by default shifts and mirrors where they suit the data, and never mirrors
+    for digits."""
     seed: OptionalInt = None
     """Same seed, same network. By default a fresh one, recorded."""
     device: OptionalText = None
