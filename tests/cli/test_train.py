@@ -47,7 +47,17 @@ def images(count=40, colours=1):
 def test_help_has_all_settings_and_examples(capsys):
     assert main(["train", "--help"]) == 0
     printed = capsys.readouterr().out
-    for flag in ("--sigma", "--recipe", "--epochs", "--resume", "--arch", "--classifier", "--tensorboard", "--config"):
+    for flag in (
+        "--sigma",
+        "--recipe",
+        "--epochs",
+        "--resume",
+        "--arch",
+        "--start",
+        "--classifier",
+        "--tensorboard",
+        "--config",
+    ):
         assert flag in printed
     assert "smoothcert train mnist --sigma 0.5" in printed.partition("examples:")[2]
     assert "accelerate launch" in printed.partition("examples:")[2]
@@ -156,6 +166,17 @@ def test_inputs_without_labels_are_not_trained_on(capsys, tmp_path):
     assert main(["train", path, *FAST, "--out", str(tmp_path / "net")]) == 2
     assert "labels" in only_line(capsys.readouterr().err)
     assert not (tmp_path / "net").exists()
+
+
+def test_a_start_is_any_model_whose_weights_fit(capsys, net, tmp_path):
+    assert train(tmp_path / "more", "--start", net, "--learning-rate", "1e-9") == 0
+    assert models.load(net).weights_hash in record_of(tmp_path / "more")["start"]
+    assert train(tmp_path / "other", "--start", net, "--arch", "mlp-7") == 3
+    assert "architecture 'small-cnn', not 'mlp-7'" in only_line(capsys.readouterr().err)
+    assert train(tmp_path / "none", "--start", tmp_path / "none.safetensors") == 3
+    assert "none.safetensors" in only_line(capsys.readouterr().err)
+    assert not (tmp_path / "other").exists()
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_classifier_that_is_not_there_is_one_line_and_writes_nothing(capsys, tmp_path):

@@ -323,6 +323,62 @@ def test_normalisation_follows_the_channels_unless_asked_for(few):
     assert make_plan(colours(), settings(), architecture="resnet20", normalize=False).blueprint().mean is None
 
 
+# Beginning with another network's weights
+
+
+def test_a_training_can_begin_with_the_weights_of_a_network(digits, whole, tmp_path):
+    start = models.load(whole)
+    plan = make_plan(digits[0], settings(epochs=1, learning_rate=1e-9), start=start)
+    run_training(plan, tmp_path / "net")
+    before, after = start.network.state_dict(), models.load(tmp_path / "net").network.state_dict()
+    assert all(torch.allclose(before[name], after[name], atol=1e-5) for name in before)
+    assert record_of(tmp_path / "net")["start"] == f"{whole / 'model.safetensors'} ({start.weights_hash})"
+    assert f"| began as | {whole / 'model.safetensors'}" in (tmp_path / "net" / "README.md").read_text("utf-8")
+
+
+def test_a_network_that_is_trained_further_leaves_the_one_it_began_as_alone(few, whole, tmp_path):
+    start = models.load(whole)
+    before = {name: tensor.clone() for name, tensor in start.network.state_dict().items()}
+    run_training(make_plan(few, settings(), start=start), tmp_path / "net")
+    assert all(torch.equal(before[name], tensor) for name, tensor in start.network.state_dict().items())
+    assert models.load(tmp_path / "net").weights_hash != start.weights_hash
+
+
+def test_the_start_brings_its_architecture_and_its_normalisation(tmp_path):
+    run_training(make_plan(colours(), settings(epochs=1), architecture="resnet20"), tmp_path / "first")
+    darker = ArrayData(colours().inputs // 2, colours().labels, None, "darker")
+    plan = make_plan(darker, settings(), start=models.load(tmp_path / "first"))
+    first, second = read_blueprint(tmp_path / "first" / "model.safetensors"), plan.blueprint()
+    assert (plan.architecture, plan.normalize) == ("resnet20", True)
+    np.testing.assert_array_equal(np.float32([second.mean, second.std]), np.float32([first.mean, first.std]))
+
+
+def test_foreign_weights_can_be_begun_with_if_their_architecture_is_named(few, whole, tmp_path):
+    weights = models.load(whole).network.state_dict()
+    torch.save(weights, tmp_path / "foreign.pth")
+    start = models.load(tmp_path / "foreign.pth", arch="small-cnn")
+    found = make_plan(few, settings(), architecture="small-cnn", start=start).network().state_dict()
+    assert all(torch.equal(weights[name], found[name]) for name in weights)
+    with pytest.raises(ModelError, match="not those of this architecture"):
+        make_plan(few, settings(), architecture="mlp-7", start=start)
+
+
+def test_a_start_that_does_not_fit_is_refused(few, whole, tmp_path):
+    start = models.load(whole)
+    two = ArrayData(few.inputs, few.labels % 2, None, "two classes")
+    with pytest.raises(ModelError, match=r"of shape \(2, .*got \(10, "):
+        make_plan(two, settings(), start=start)
+    with pytest.raises(ModelError, match="not those of this architecture"):
+        make_plan(few, settings(), start=models.load(lambda x: x.flatten(1)[:, :10]))
+    with pytest.raises(ConfigError, match="its own `normalize`"):
+        make_plan(few, settings(), start=start, normalize=True)
+    with pytest.raises(ConfigError, match="begins with random weights"):
+        make_plan(few, settings(recipe="denoiser"), classifier=start.network, start=start)
+    interrupted(make_plan(few, settings(), start=start), tmp_path / "net", 1)
+    with pytest.raises(ResumeError, match=r"start is '.*' there and None here"):
+        run_training(make_plan(few, settings()), tmp_path / "net", resume=True)
+
+
 # Denoisers
 
 

@@ -39,6 +39,8 @@ class TrainArguments(TrainSettings):
     """The architecture; by default one that suits the data: lenet, resnet20 or small-cnn."""
     normalize: Annotated[bool | None, tyro.conf.arg(metavar="True|False", help_behavior_hint="")] = None
     """Bring inputs to mean 0 and deviation 1 per channel, inside the network; by default for colour images."""
+    start: OptionalText = None
+    """Begin with this MODEL's weights in place of random ones; weights that are not of ours need --arch too."""
     classifier: OptionalText = None
     """The classifier in front of which a denoiser is trained, with the recipe denoiser; any MODEL."""
     data_root: OptionalPath = None
@@ -70,6 +72,7 @@ class TrainArguments(TrainSettings):
             normalize=self.normalize,
             classifier=None if classifier is None else classifier.network,
             classifier_source=None if classifier is None else f"{classifier.source} ({classifier.weights_hash})",
+            start=None if self.start is None else load_model(self.start, arch=self.arch),
         )
 
     def load_data(self, split: str) -> Dataset:
@@ -108,6 +111,7 @@ examples:
   smoothcert train mnist --sigma 0.5 --epochs 20 --out lenet
   smoothcert train cifar10 --arch resnet110 --sigma 0.25 --recipe consistency:weight=20 --out net
   smoothcert train mnist --sigma 0.5 --recipe smoothadv:copies=2,steps=4,radius=1 --out adv
+  smoothcert train mnist --sigma 0.5 --start lenet --recipe macer --epochs 10 --learning-rate 0.01 --out tuned
   smoothcert train cifar10 --sigma 0.25 --recipe denoiser --classifier hf:NAME --out denoiser
   smoothcert train mnist --sigma 0.5 --out lenet --resume       after Ctrl-C or a crash
   accelerate launch --num-processes 4 --module smoothcert train cifar10 --sigma 0.25 --out net

@@ -36,6 +36,7 @@ def _head(record: dict[str, Any]) -> list[str]:
         "|---|---|",
         f"| architecture | {record['architecture']} |",
         *([f"| in front of | {_cell(record['classifier'])} |"] if record["classifier"] else []),
+        *([f"| began as | {_cell(record['start'])} |"] if record.get("start") else []),
         f"| data | {_cell(record['data']['name'])}, {record['data']['inputs']:,} inputs |",
         f"| recipe | {recipe['name']} ({RECIPES[recipe['name']].paper}) |",
         *([f"| its settings | {', '.join(f'{name} = {value}' for name, value in own.items())} |"] if own else []),

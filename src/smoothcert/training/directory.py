@@ -30,10 +30,13 @@ from smoothcert.errors import ConfigError, InputError, ModelError, OutputError, 
 from smoothcert.files import prepare_folder, replacing
 from smoothcert.lock import Lock
 from smoothcert.models.architectures import ALIASES, ARCHITECTURES
-from smoothcert.models.checkpoints import WEIGHTS_FILE, Blueprint, save_checkpoint
+from smoothcert.models.checkpoints import WEIGHTS_FILE, Blueprint, read_blueprint, save_checkpoint
+from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import evaluating
 from smoothcert.models.dncnn import DnCNN, save_dncnn
+from smoothcert.models.layers import Normalize
 from smoothcert.models.sealed import read_safetensors, write_sealed
+from smoothcert.models.weights import load_weights
 from smoothcert.sampling import pick_device
 from smoothcert.signals import deferring
 from smoothcert.training.card import CARD, write_card
@@ -60,14 +63,19 @@ class Plan:
     normalize: bool
     classifier: nn.Module | None = None
     classifier_source: str | None = None
+    start: Classifier | None = None
+    """A classifier of this architecture whose weights the training begins with, in place of random ones."""
 
     def network(self) -> nn.Module:
-        """The untrained network."""
+        """The network before the training."""
         seed = self.settings.seed or 0
         if self.classifier is not None:
             channels = self.data.shape[0]
             return nn.Sequential(seeded(lambda: DnCNN(channels), seed), self.classifier)
-        return seeded(self.blueprint().network, seed)
+        network = seeded(self.blueprint().network, seed)
+        if self.start is not None:
+            load_weights(network, self.start.network.state_dict(), self.start.source)
+        return network
 
     def blueprint(self, training: dict[str, Any] | None = None) -> Blueprint:
         """How the network is built."""
@@ -88,7 +96,9 @@ class Plan:
 
     @cached_property
     def _scaling(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-        """Mean and standard deviation of the channels, which takes a pass over the data."""
+        """Mean and standard deviation of the channels: the starting network's, or by a pass over the data."""
+        if self.start is not None:
+            return _scaling_in(self.start.network)
         return _channel_statistics(self.data) if self.normalize else (None, None)
 
     def describe(self) -> dict[str, Any]:
@@ -99,6 +109,7 @@ class Plan:
             "architecture": self.architecture,
             "normalize": self.normalize,
             "classifier": self.classifier_source,
+            "start": None if self.start is None else f"{self.start.source} ({self.start.weights_hash})",
             "settings": {**asdict(self.settings), "recipe": {"name": recipe.name, **asdict(recipe)}},
             "data": {"name": self.data.name, "inputs": len(self.data), "fingerprint": self.data.fingerprint()},
         }
@@ -112,14 +123,18 @@ def make_plan(
     normalize: bool | None = None,
     classifier: nn.Module | None = None,
     classifier_source: str | None = None,
+    start: Classifier | None = None,
 ) -> Plan:
-    """What is to be trained, checked; ConfigError or InputError for what cannot be."""
+    """What is to be trained, checked; ConfigError, InputError or ModelError for what cannot be."""
     settings.check()
     if data.labels is None or data.shape is None or len(data) == 0:
         raise InputError(f"Expected training inputs of one shape with labels, {data.name} has none or several shapes.")
     wants_classifier = parse_recipe(settings.recipe).name == "denoiser"
     if wants_classifier != (classifier is not None):
         raise ConfigError("Expected a `classifier` with the recipe denoiser, and with no other.")
+    if start is not None and (wants_classifier or normalize is not None):
+        own = "a denoiser begins with random weights" if wants_classifier else "it keeps its own `normalize`"
+        raise ConfigError(f"Expected `start` without that: {own}.")
     if wants_classifier:
         _check_denoiser(data, settings, architecture, classifier)
         return Plan(
@@ -131,13 +146,17 @@ def make_plan(
             classifier_source=classifier_source,
         )
     name = architecture or _SUITED.get(data.shape)
+    if start is not None and start.kind == "checkpoint":
+        name = read_blueprint(Path(start.source)).architecture
     if name is None:
         raise ConfigError(
             f"Expected an `architecture` for inputs of shape {data.shape}, one of {', '.join(ARCHITECTURES)}."
         )
     scaled = data.shape[0] == 3 and len(data.shape) == 3 if normalize is None else normalize
-    plan = Plan(architecture=ALIASES.get(name, name), data=data, settings=settings, normalize=scaled)
-    plan.blueprint().network()  # says now what does not fit
+    if start is not None:
+        scaled = _scaling_in(start.network)[0] is not None
+    plan = Plan(architecture=ALIASES.get(name, name), data=data, settings=settings, normalize=scaled, start=start)
+    plan.network()  # says now what does not fit
     return plan
 
 
@@ -156,6 +175,14 @@ def _check_denoiser(data: Dataset, settings: TrainSettings, architecture: str | 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _scaling_in(network: nn.Module) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Mean and standard deviation by which the first layer of a network normalises, if it does."""
+    first = network[0] if isinstance(network, nn.Sequential) else network
+    if not isinstance(first, Normalize):
+        return None, None
+    return tuple(first.mean.flatten().tolist()), tuple(first.std.flatten().tolist())
 
 
 def _channel_statistics(data: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
