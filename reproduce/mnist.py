@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from results import RESULTS, ROOT, keep_run, training_of
@@ -29,7 +30,6 @@ from smoothcert.stats.accuracy import floor_percent
 SIGMAS = (0.25, 0.5, 1.0)
 RADII = {0.25: (0, 0.25, 0.5, 0.75), 0.5: (0, 0.5, 1.0, 1.5, 1.75), 1.0: (0, 0.5, 1.0, 1.5, 2.0, 2.5)}
 EFFORT = 6e-7  # 45,000 draws per image at σ = 1 and 89,000 at σ = 0.5, at most 0.6 % below the ACR of "full"
-LEARNING_RATES = {64: 0.03, 256: 0.05}  # by batch size
 
 INTRODUCTION = """\
 Published figures are of all 10,000 test images with the paper's CERTIFY, n = 100,000, α = 0.001 (tables of Jeong et
@@ -44,97 +44,133 @@ repeats this; the runs are in [mnist/](mnist/)."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A recipe as we train it, and what was published: ACR, and certified accuracy in % at some radii, by σ."""
+class Network:
+    """A LeNet as we train it."""
 
-    recipe: dict[float, str]
-    noise: dict[float, float]
+    recipe: str
+    noise: float
     """Of the training."""
-    epochs: dict[float, int]
-    batch_size: dict[float, int]
-    rate: dict[float, float]
-    published: dict[float, tuple[float, dict[float, float]]]
+    epochs: int
+    batch_size: int = 64
+    learning_rate: float = 0.03
+    precision: str = "bf16"
+    start: Network | None = None
+    """The network whose weights it begins with."""
+
+    @property
+    def directory(self) -> str:
+        """Where it is trained."""
+        return f"{job_name(self.noise, self.recipe, 0)}_{self.epochs}x{self.batch_size}"
+
+    def training(self, out: Path) -> Job:
+        """Its training alone."""
+        settings = TrainArguments(
+            data="mnist",
+            arch="lenet",
+            sigma=self.noise,
+            recipe=self.recipe,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            precision=self.precision,
+            start=None if self.start is None else str(out / self.start.directory),
+            seed=0,
+        )
+        return Job(out / self.directory, asdict(settings))
 
 
-def _entry(recipes: str, lengths: str, published: str) -> Entry:
-    """An entry from one line each: recipes, epochs × batch size, published figures: by σ, apart by |, or one.
+@dataclass(frozen=True)
+class Cell:
+    """A network at a noise level of the table, and how it is certified."""
 
-    A recipe may be followed by the noise level it is trained at, if that is not the one that is certified, and a batch
-    size by a learning rate.
-    """
-    named, counts = ((one.split(" | ") * len(SIGMAS))[: len(SIGMAS)] for one in (recipes, lengths))
-    texts, _, noises = zip(*(one.partition(" at ") for one in named), strict=True)
-    levels = [float(noise or sigma) for noise, sigma in zip(noises, SIGMAS, strict=True)]
-    products, _, given = zip(*(one.partition(" at ") for one in counts), strict=True)
-    epochs, sizes = zip(*(map(int, one.split(" × ")) for one in products), strict=True)
-    rates = [float(rate or LEARNING_RATES[size]) for rate, size in zip(given, sizes, strict=True)]
-    found = {}
-    for sigma, figures in zip(SIGMAS, published.split(" | "), strict=True):
-        acr, *accuracies = map(float, figures.split())
-        found[sigma] = acr, dict(zip(PUBLISHED_RADII[sigma], accuracies, strict=True))
-    by_sigma = (dict(zip(SIGMAS, one, strict=True)) for one in (texts, levels, epochs, sizes, rates))
-    return Entry(*by_sigma, found)
+    network: Network
+    effort: float | str | None = EFFORT
+    """None: only which radii of the table hold, by the grid procedure, in a tenth of the draws; no ACR then."""
+    precision: str = "int8"
 
 
-# Published: LeNet, all 10,000 test images, n = 100,000, α = 0.001; Jeong et al. 2021 (SmoothMix) and 2023 (CAT-RS).
+def _large_batches(recipe: str, noise: float, epochs: int) -> Network:
+    return Network(recipe, noise, epochs, 256, 0.05, "fp32")
+
+
+GAUSSIAN = Network("gaussian", 0.45, 12)
+STABILITY = Network("stability", 0.55, 14)
+MACER = Network("macer:copies=4,weight=1", 0.5, 4, learning_rate=0.003, start=GAUSSIAN)
+CONSISTENCY = Network("consistency:weight=5", 0.5, 16)
+SMOOTHADV = Network("smoothadv:copies=2,steps=1,radius=1.5", 0.5, 16)
+SMOOTHMIX = Network("smoothmix:copies=2,steps=2,step_size=2", 0.5, 6)
+CAT_RS = Network("cat-rs:copies=2,steps=2", 0.5, 16)
+MACER_1 = Network("macer:copies=4,weight=1", 1.0, 4, learning_rate=0.003, start=Network("gaussian", 1.0, 8))
+CELLS = {
+    "gaussian": {
+        0.25: Cell(GAUSSIAN),
+        0.5: Cell(_large_batches("gaussian", 0.5, 48), precision="fp32"),
+        1.0: Cell(_large_batches("gaussian", 1.0, 16), "balanced", "fp32"),
+    },
+    "stability": {
+        0.25: Cell(STABILITY, None),
+        0.5: Cell(STABILITY),
+        1.0: Cell(Network("stability", 1.0, 16), 1e-6, "fp32"),
+    },
+    "macer": {
+        0.25: Cell(MACER, None),
+        0.5: Cell(MACER, None),
+        1.0: Cell(MACER_1, "balanced"),
+    },
+    "consistency": {
+        0.25: Cell(CONSISTENCY, None),
+        0.5: Cell(CONSISTENCY, None),
+        1.0: Cell(_large_batches("consistency:weight=5", 1.0, 16), "balanced", "fp32"),
+    },
+    "smoothadv": {
+        0.25: Cell(SMOOTHADV, None),
+        0.5: Cell(SMOOTHADV, None),
+        1.0: Cell(_large_batches("smoothadv:copies=2,steps=2", 1.0, 10), "balanced", "fp32"),
+    },
+    "smoothmix": {
+        0.25: Cell(SMOOTHMIX, None),
+        0.5: Cell(SMOOTHMIX, None),
+        1.0: Cell(Network("smoothmix:copies=2,steps=3,step_size=2.5", 1.0, 6), "balanced"),
+    },
+    "cat-rs": {
+        0.25: Cell(CAT_RS, None),
+        0.5: Cell(CAT_RS),
+        1.0: Cell(Network("cat-rs:copies=2,steps=2,weight=2", 1.0, 10), 3e-7, "fp32"),
+    },
+}
+
+# ACR, and certified accuracy in % at some radii: LeNet, all 10,000 test images, n = 100,000, α = 0.001; Jeong et al.
+# 2021 (SmoothMix) and 2023 (CAT-RS).
 PUBLISHED_RADII = {0.25: (0.75,), 0.5: (0, 1.0, 1.75), 1.0: (0, 1.0, 2.0)}
-ENTRIES = {
-    "gaussian": _entry(
-        "gaussian at 0.45 | gaussian | gaussian",
-        "16 × 64 | 48 × 256 | 16 × 256",
-        ".911 93.1 | 1.558 99.2 89.8 45.0 | 1.618 96.3 79.8 32.5",
-    ),
-    "stability": _entry(
-        "stability at 0.45 | stability at 0.65 | stability",
-        "16 × 64",
-        ".915 93.8 | 1.572 99.2 90.8 45.8 | 1.634 96.4 80.4 33.4",
-    ),
-    "macer": _entry(
-        "macer:copies=4,deferred=0.2 | macer:copies=4,deferred=0.2 | macer:copies=4,weight=6,deferred=0.2",
-        "10 × 64 at 0.005",
-        ".920 94.7 | 1.590 98.7 90.1 52.3 | 1.595 91.6 71.1 38.7",
-    ),
-    "consistency": _entry(
-        "consistency:weight=10 | consistency:weight=5 | consistency:weight=5",
-        "20 × 64 | 20 × 64 | 16 × 256",
-        ".928 96.0 | 1.655 99.1 92.9 60.4 | 1.738 95.0 79.7 41.8",
-    ),
-    "smoothadv": _entry(
-        "smoothadv:copies=2,steps=1 | smoothadv:copies=2,steps=1,radius=1.5 | smoothadv:copies=2,steps=2",
-        "16 × 64 | 16 × 64 | 10 × 256",
-        ".932 96.8 | 1.687 99.0 92.9 67.5 | 1.779 95.8 80.8 43.2",
-    ),
-    "smoothmix": _entry(
-        "smoothmix:copies=2,steps=2 | smoothmix:copies=2,steps=2,step_size=2 | "
-        "smoothmix:copies=2,steps=3,step_size=2.5",
-        "16 × 64",
-        ".933 97.0 | 1.694 98.7 92.7 69.5 | 1.821 93.1 77.3 44.9",
-    ),
-    "cat-rs": _entry(
-        "cat-rs:copies=2,steps=2 | cat-rs:copies=2,steps=2 | cat-rs:copies=2,steps=2,weight=2",
-        "16 × 64 | 16 × 64 | 8 × 256",
-        ".933 96.9 | 1.700 98.6 92.8 71.1 | 1.831 93.2 77.6 47.2",
-    ),
+PUBLISHED = {
+    "gaussian": {0.25: (0.911, 93.1), 0.5: (1.558, 99.2, 89.8, 45.0), 1.0: (1.618, 96.3, 79.8, 32.5)},
+    "stability": {0.25: (0.915, 93.8), 0.5: (1.572, 99.2, 90.8, 45.8), 1.0: (1.634, 96.4, 80.4, 33.4)},
+    "macer": {0.25: (0.920, 94.7), 0.5: (1.590, 98.7, 90.1, 52.3), 1.0: (1.595, 91.6, 71.1, 38.7)},
+    "consistency": {0.25: (0.928, 96.0), 0.5: (1.655, 99.1, 92.9, 60.4), 1.0: (1.738, 95.0, 79.7, 41.8)},
+    "smoothadv": {0.25: (0.932, 96.8), 0.5: (1.687, 99.0, 92.9, 67.5), 1.0: (1.779, 95.8, 80.8, 43.2)},
+    "smoothmix": {0.25: (0.933, 97.0), 0.5: (1.694, 98.7, 92.7, 69.5), 1.0: (1.821, 93.1, 77.3, 44.9)},
+    "cat-rs": {0.25: (0.933, 96.9), 0.5: (1.700, 98.6, 92.8, 71.1), 1.0: (1.831, 93.2, 77.6, 47.2)},
 }
 
 
-def job_for(name: str, sigma: float, out: Path, effort: float | str | None) -> Job:
-    """The training of a recipe at a noise level, and its certification, if an effort is given."""
-    entry = ENTRIES[name]
-    settings = asdict(
-        TrainArguments(
-            data="mnist",
-            arch="lenet",
-            sigma=entry.noise[sigma],
-            recipe=entry.recipe[sigma],
-            epochs=entry.epochs[sigma],
-            batch_size=entry.batch_size[sigma],
-            learning_rate=entry.rate[sigma],
-            seed=0,
-        )
-    )
-    run = {"data": "mnist", "sigma": sigma, "every": 20, "effort": effort, "n_max": 100_000, "seed": 0}
-    return Job(out / job_name(entry.noise[sigma], name, 0), settings, [run] if effort else [])
+def job_for(name: str, sigma: float, out: Path) -> Job:
+    """The training of a recipe's network for a noise level, and its certification."""
+    cell = CELLS[name][sigma]
+    how = {"radii": RADII[sigma], "known_labels": True} if cell.effort is None else {"effort": cell.effort}
+    # A named batch size, or the fastest would be looked for once per network.
+    how |= {"precision": cell.precision, "plan": "openvino", "batch_size": 64}
+    run = {"data": "mnist", "sigma": sigma, "every": 20, "n_max": 100_000, "seed": 0, **how}
+    return replace(cell.network.training(out), certify=[run])
+
+
+def jobs_for(pairs: Iterable[tuple[str, float]], out: Path) -> list[Job]:
+    """The jobs of recipes at noise levels; a network that is certified at several is one job."""
+    jobs: dict[Path, Job] = {}
+    for pair in pairs:
+        job = job_for(*pair, out)
+        known = jobs.get(job.out, replace(job, certify=()))
+        jobs[job.out] = replace(known, certify=[*known.certify, *job.certify])
+    return list(jobs.values())
 
 
 def kept(name: str, sigma: float) -> Path:
@@ -148,25 +184,28 @@ def table(sigma: float) -> list[str]:
     lines = [
         f"## σ = {sigma:g}",
         "",
-        " | ".join(["| recipe | | epochs × batch | ACR", *map("{:g}".format, radii), "draws per image | effort |"]),
+        " | ".join(["| recipe | | epochs × batch | ACR", *map("{:g}".format, radii), "draws per image | effort, in |"]),
         f"|---|---|---:|---:|{'---:|' * len(radii)}---:|---|",
     ]
-    for name, entry in ENTRIES.items():
-        acr, accuracy = entry.published[sigma]
+    for name, published in PUBLISHED.items():
+        acr, *shares = published[sigma]
+        accuracy = dict(zip(PUBLISHED_RADII[sigma], shares, strict=True))
         cells = [f"{accuracy[radius]:.1f}" if radius in accuracy else "" for radius in radii]
         lines.append(f"| {name} | published | | {acr:.3f} | {' | '.join(cells)} | 100,100 | |")
         run = kept(name, sigma)
         if not (run / "run.json").exists():
             lines.append(f"| | ours | | not certified yet |{' |' * (len(radii) + 2)}")
             continue
-        summary = summarize(open_run(run), radii)
+        summary, values = summarize(open_run(run), radii), read_manifest(run).values
+        grid = values["procedure"]["name"] == "Grid"  # knows which radii hold, not the largest that does
         ours = floor_decimal(summary["average_radius"], 3)
-        shown = f"**{ours}**" if float(ours) >= acr else ours
+        shown = "–" if grid else f"**{ours}**" if float(ours) >= acr else ours
         cells = [floor_percent(share) for share in summary["certified"]]
         training = training_of(run)
         each = f"{summary['draws'] / summary['rows']:,.0f}"
-        effort = read_manifest(run).values["procedure"]["effort"]
-        figures = " | ".join([training.length, shown, *cells, each, str(effort)])
+        effort = "grid" if grid else values["procedure"]["effort"]
+        how = f"{effort}, {values['plan'].get('precision', 'fp32')}"
+        figures = " | ".join([training.length, shown, *cells, each, how])
         level = training.settings["sigma"]
         other = f" trained at σ = {level:g}" if level != sigma else ""
         lines.append(f"| | ours: `{training.recipe}`{other} | {figures} |")
@@ -188,28 +227,26 @@ def write_table() -> Path:
     return path
 
 
-def effort(text: str) -> float | str:
-    """An effort by name or as a number."""
-    return text if text.isalpha() else float(text)
-
-
 def main() -> None:
     """Train, certify, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "reproduced" / "mnist")
-    parser.add_argument("--recipes", nargs="+", choices=ENTRIES, default=list(ENTRIES))
+    parser.add_argument("--recipes", nargs="+", choices=CELLS, default=list(CELLS))
     parser.add_argument("--sigmas", nargs="+", type=float, choices=SIGMAS, default=list(SIGMAS))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--effort", type=effort, default=EFFORT, help="of certifications that are not begun yet")
     parser.add_argument("--train-only", action="store_true")
     parser.add_argument("--table", action="store_true")
     chosen = parser.parse_args()
     pairs = [(name, sigma) for name in chosen.recipes for sigma in chosen.sigmas]
     if not chosen.table:
-        for given in [None] if chosen.train_only else [None, chosen.effort]:
-            run_jobs([job_for(*pair, chosen.out, given) for pair in pairs], chosen.out, workers=chosen.jobs)
+        jobs = jobs_for(pairs, chosen.out)
+        if chosen.train_only:
+            jobs = [replace(job, certify=()) for job in jobs]
+        starts = {network.start for network in (CELLS[name][sigma].network for name, sigma in pairs)} - {None}
+        for stage in ([start.training(chosen.out) for start in starts], jobs):
+            run_jobs(stage, chosen.out, workers=chosen.jobs)
     for name, sigma in pairs:
-        for run in job_for(name, sigma, chosen.out, chosen.effort).runs:
+        for run in job_for(name, sigma, chosen.out).runs:
             if (run / "run.json").exists() and open_run(run).complete:
                 keep_run(run, kept(name, sigma))
     sys.stdout.write(f"{write_table()}\n")

@@ -23,13 +23,21 @@ def keep_run(path: Path, target: Path) -> None:
     for file in (ROWS[values["kind"]], "times.jsonl"):
         shutil.copyfile(path / file, target / file)
     if (path.parent / "train.json").exists():
-        shutil.copyfile(path.parent / "train.json", target / "train.json")
-    model = {**values["model"], "source": f"{Path(values['model']['source']).parent.name}/model.safetensors"}
+        record = json.loads((path.parent / "train.json").read_text("utf-8"))
+        if record.get("start"):
+            record["start"] = _short(record["start"])
+        (target / "train.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    model = {**values["model"], "source": _short(values["model"]["source"])}
     changed = {**values, "model": model, "host": ""}
     if "attacked" in values:
         changed["attacked"] = {**values["attacked"], "source": "smoothed"}
     (target / "run.json").unlink(missing_ok=True)
     Manifest(changed).write(target)
+
+
+def _short(source: str) -> str:
+    """A file, perhaps with its hash behind it, by its folder's name and its own."""
+    return "/".join(Path(source).parts[-2:])
 
 
 @dataclass(frozen=True)
