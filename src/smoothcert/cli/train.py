@@ -111,7 +111,7 @@ examples:
   smoothcert train mnist --sigma 0.5 --epochs 20 --out lenet
   smoothcert train cifar10 --arch resnet110 --sigma 0.25 --recipe consistency:weight=20 --out net
   smoothcert train mnist --sigma 0.5 --recipe smoothadv:copies=2,steps=4,radius=1 --out adv
-  smoothcert train mnist --sigma 0.5 --start lenet --recipe macer --epochs 10 --learning-rate 0.01 --out tuned
+  smoothcert train mnist --sigma 0.5 --start lenet --recipe macer:copies=4,weight=1 --learning-rate 0.003 --out tuned
   smoothcert train cifar10 --sigma 0.25 --recipe denoiser --classifier hf:NAME --out denoiser
   smoothcert train mnist --sigma 0.5 --out lenet --resume       after Ctrl-C or a crash
   accelerate launch --num-processes 4 --module smoothcert train cifar10 --sigma 0.25 --out net
