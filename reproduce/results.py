@@ -48,6 +48,9 @@ class Training:
     settings: dict[str, Any]
     result: dict[str, Any]
 
+    start: str | None
+    """The folder of the network that it began as."""
+
     @property
     def length(self) -> str:
         """Epochs × batch size."""
@@ -58,4 +61,6 @@ def training_of(run: Path) -> Training:
     """The training of a kept run's network."""
     record = json.loads((run / "train.json").read_text("utf-8"))
     settings = dict(record["settings"]["recipe"])
-    return Training(recipe_text(RECIPES[settings.pop("name")](**settings)), record["settings"], record["result"])
+    start = Path(record["start"]).parent.name if record.get("start") else None
+    recipe = recipe_text(RECIPES[settings.pop("name")](**settings))
+    return Training(recipe, record["settings"], record["result"], start)

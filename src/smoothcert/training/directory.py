@@ -132,9 +132,10 @@ def make_plan(
     wants_classifier = parse_recipe(settings.recipe).name == "denoiser"
     if wants_classifier != (classifier is not None):
         raise ConfigError("Expected a `classifier` with the recipe denoiser, and with no other.")
-    if start is not None and (wants_classifier or normalize is not None):
-        own = "a denoiser begins with random weights" if wants_classifier else "it keeps its own `normalize`"
-        raise ConfigError(f"Expected `start` without that: {own}.")
+    if start is not None and wants_classifier:
+        raise ConfigError("A denoiser begins with random weights: drop `start`.")
+    if start is not None and normalize is not None:
+        raise ConfigError("A network that is trained further keeps its own normalisation: drop `normalize`.")
     if wants_classifier:
         _check_denoiser(data, settings, architecture, classifier)
         return Plan(
