@@ -152,9 +152,11 @@ def test_where_two_classes_are_level_nothing_is_certified(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_of_inputs_that_are_no_numbers_nothing_is_certified(method):
-    layers = nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)
-    model = seeded(lambda: nn.Sequential(*layers), seed=0).double().requires_grad_(False)
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)), seed=0)
+    model.double().requires_grad_(False)
+    model[0].weight[:, 1] = -model[0].weight[:, 1].abs()  # infinity switches all units off, and scores are finite
     x = torch.tensor([[0.5, math.nan, 0.1], [0.5, math.inf, 0.1], [0.5, 0.1, 0.1]], dtype=torch.float64)
+    assert model(x)[1].isfinite().all()
     _, radii = METHODS[method](model, x)
     assert radii[:2].tolist() == [0.0, 0.0]
     assert 0 < radii[2] < math.inf

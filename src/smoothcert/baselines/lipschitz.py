@@ -93,7 +93,12 @@ def lipschitz_radii(network: Network, x: Tensor, slopes: Tensor | None = None) -
     slopes = (margin_slopes(network) if slopes is None else slopes).to(scores)
     margins = scores.gather(1, labels[:, None]) - scores
     radii = (margins / slopes[labels]).scatter(1, labels[:, None], torch.inf).amin(1)
-    return labels, (radii * (1 - 1e-9)).nan_to_num(0.0, posinf=0.0).clamp_min(0.0)
+    return labels, of_numbers_only(x, (radii * (1 - 1e-9)).nan_to_num(0.0, posinf=0.0).clamp_min(0.0))
+
+
+def of_numbers_only(x: Tensor, radii: Tensor) -> Tensor:
+    """The radii [B], but 0 for inputs that are not finite: units that such a value switches off leave scores finite."""
+    return torch.where(x.flatten(1).isfinite().all(1), radii, 0.0)
 
 
 def unit_slopes(network: Network, place: int) -> Tensor:

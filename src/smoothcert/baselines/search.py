@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from smoothcert.baselines.lipschitz import unit_slopes
+from smoothcert.baselines.lipschitz import of_numbers_only, unit_slopes
 from smoothcert.baselines.network import Network, read_network
 from smoothcert.baselines.operations import MaxPool, Relu, Shape
 from smoothcert.baselines.relaxation import Interval, Relaxation, Slopes, margin_rows
@@ -48,7 +48,7 @@ class RelaxedNetwork:
         scores = self.exact(x.double())
         labels = scores.argmax(1)
         found = [self._radii(x, labels, scores, one) for one in slopes]
-        return labels, torch.stack(found).amax(0)
+        return labels, of_numbers_only(x, torch.stack(found).amax(0))
 
     def _radii(self, x: Tensor, labels: Tensor, scores: Tensor, slopes: Slopes) -> Tensor:
         rounding = _ROUNDING * scores.abs().amax(1).clamp_min(1.0)
