@@ -47,9 +47,8 @@ class Training:
     recipe: str
     settings: dict[str, Any]
     result: dict[str, Any]
-
-    start: str | None
-    """The folder of the network that it began as."""
+    further: bool
+    """It began with the weights of another network."""
 
     @property
     def length(self) -> str:
@@ -61,6 +60,5 @@ def training_of(run: Path) -> Training:
     """The training of a kept run's network."""
     record = json.loads((run / "train.json").read_text("utf-8"))
     settings = dict(record["settings"]["recipe"])
-    start = Path(record["start"]).parent.name if record.get("start") else None
     recipe = recipe_text(RECIPES[settings.pop("name")](**settings))
-    return Training(recipe, record["settings"], record["result"], start)
+    return Training(recipe, record["settings"], record["result"], bool(record.get("start")))
