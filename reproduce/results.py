@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothcert.models.checkpoints import WEIGHTS_FILE
 from smoothcert.runs.directory import ROWS
 from smoothcert.runs.manifest import Manifest, read_manifest
 from smoothcert.training.recipes import RECIPES, recipe_text
@@ -16,8 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 
 
-def keep_run(path: Path, target: Path) -> None:
-    """Copy a run, and how its network was trained, without this machine's names, to where pages are made from."""
+def keep_run(path: Path, target: Path, *, network: bool = False) -> None:
+    """Copy a run, and how its network was trained, without this machine's names, to where pages are made from.
+
+    With the `network` itself, so that votes can be drawn again (`smoothcert verify`) and training can go on from it.
+    """
     target.mkdir(parents=True, exist_ok=True)
     values = read_manifest(path).values
     for file in (ROWS[values["kind"]], "times.jsonl"):
@@ -27,6 +31,8 @@ def keep_run(path: Path, target: Path) -> None:
         if record.get("start"):
             record["start"] = _short(record["start"])
         (target / "train.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    if network:
+        shutil.copyfile(path.parent / WEIGHTS_FILE, target / WEIGHTS_FILE)
     model = {**values["model"], "source": _short(values["model"]["source"])}
     changed = {**values, "model": model, "host": ""}
     if "attacked" in values:
@@ -47,8 +53,6 @@ class Training:
     recipe: str
     settings: dict[str, Any]
     result: dict[str, Any]
-    further: bool
-    """It began with the weights of another network."""
 
     @property
     def length(self) -> str:
@@ -61,4 +65,4 @@ def training_of(run: Path) -> Training:
     record = json.loads((run / "train.json").read_text("utf-8"))
     settings = dict(record["settings"]["recipe"])
     recipe = recipe_text(RECIPES[settings.pop("name")](**settings))
-    return Training(recipe, record["settings"], record["result"], bool(record.get("start")))
+    return Training(recipe, record["settings"], record["result"])
