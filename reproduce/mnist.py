@@ -125,12 +125,10 @@ def _large_batches(recipe: str, noise: float, epochs: int) -> Network:
     return Network(recipe, noise, epochs, 256, 0.05, "fp32")
 
 
-def _further(
-    start: Network, epochs: int, learning_rate: float, recipe: str = "", *, noise: float = 0.5, warp: bool = False
-) -> Network:
-    """A network that begins as another one, with the same recipe if no other is named."""
+def _further(start: Network, epochs: int, learning_rate: float, recipe: str = "", *, warp: bool = False) -> Network:
+    """A network of σ = 0.5 that begins as another one of them, with the same recipe if no other is named."""
     augment = ("warp",) if warp else None
-    return Network(recipe or start.recipe, noise, epochs, 128, learning_rate, start=start, ema=0.999, augment=augment)
+    return Network(recipe or start.recipe, 0.5, epochs, 128, learning_rate, start=start, ema=0.999, augment=augment)
 
 
 # Warped images teach what digits can look like, and the images as they are in the end what most look like.
@@ -139,7 +137,6 @@ WARPED_CONSISTENCY = Network("consistency:weight=5", 0.5, 40, 128, 0.05, ema=0.9
 STABILITY = _further(_further(WARPED, 30, 0.04, "stability", warp=True), 8, 0.01)
 MACER = _further(WARPED, 6, 0.01, "macer:copies=4,weight=2")
 CONSISTENCY = _further(WARPED_CONSISTENCY, 6, 0.02)
-CONSISTENCY_LOW = _further(_further(WARPED_CONSISTENCY, 44, 0.04, warp=True), 6, 0.01, noise=0.35)
 SMOOTHADV = _further(WARPED, 5, 0.02, "smoothadv:copies=2,steps=1")
 SMOOTHMIX = _further(WARPED, 4, 0.02, "smoothmix:copies=2,steps=2,step_size=2")
 CAT_RS = _further(WARPED, 30, 0.03, "cat-rs:copies=2,steps=2")
@@ -171,7 +168,7 @@ CELLS = {
         1.0: Cell(MACER_1, "balanced"),
     },
     "consistency": {
-        0.25: Cell(CONSISTENCY_LOW),
+        0.25: Cell(Network("consistency:weight=5", 0.5, 16), 6e-7),
         0.5: Cell(CONSISTENCY, None),
         1.0: Cell(_large_batches("consistency:weight=5", 1.0, 16), "balanced", "fp32"),
     },
