@@ -53,9 +53,9 @@ published one. `make reproduce-mnist` repeats this; the runs are in [mnist/](mni
   they are trained at a larger one, which is then named.
 - **Choice.** Settings were chosen on other test images, but that cat-rs was to be trained further: at σ = 1 when 46 of
   these images had been certified and it seemed to fall short of the published figure, at σ = 0.5 when estimates on
-  these and other images did. The cat-rs network shown at σ = 0.25 was certified at 0.5 on 172 of these images, 0.6 % above
-  the one shown there, and then broken off for lack of time. A certificate holds however its network was chosen; an average over images that helped to
-  choose it flatters a little.
+  these and other images did. The cat-rs network shown at σ = 0.25 was certified at 0.5 on 172 of these images, 0.6 %
+  above the one shown there, and then broken off for lack of time. A certificate holds however its network was chosen;
+  an average over images that helped to choose it flatters a little.
 - **Networks.** `model.safetensors` beside a run is its network, where it was kept: votes can be drawn again with
   `smoothcert verify RUN --model RUN/model.safetensors --again 10`, and training can go on from it with `--start`."""
 
