@@ -159,7 +159,7 @@ CELLS = {
     "stability": {
         0.25: Cell(STABILITY),
         0.5: Cell(STABILITY),
-        1.0: Cell(Network("stability", 1.0, 16, precision="fp32"), "balanced", "fp32"),
+        1.0: Cell(Network("stability", 1.0, 16, precision="fp32"), 1e-6, "fp32"),
     },
     "macer": {
         0.25: Cell(MACER),
