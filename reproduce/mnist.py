@@ -144,6 +144,16 @@ SMOOTHADV = _further(WARPED, 5, 0.02, "smoothadv:copies=2,steps=1")
 SMOOTHMIX = _further(WARPED, 4, 0.02, "smoothmix:copies=2,steps=2,step_size=2")
 CAT_RS = _further(WARPED, 30, 0.03, "cat-rs:copies=2,steps=2")
 MACER_1 = Network("macer:copies=4,weight=1", 1.0, 4, learning_rate=0.003, start=Network("gaussian", 1.0, 8))
+STABILITY_1 = Network("stability", 1.0, 16, precision="fp32")
+SMOOTHMIX_1 = Network(
+    "smoothmix:copies=2,steps=3,step_size=2.5",
+    1.0,
+    6,
+    learning_rate=0.02,
+    precision="fp32",
+    start=STABILITY_1,
+    ema=0.999,
+)
 CAT_RS_1 = Network(
     "cat-rs:copies=2,steps=2,weight=2",
     1.0,
@@ -160,7 +170,7 @@ CELLS = {
     "stability": {
         0.25: Cell(STABILITY),
         0.5: Cell(STABILITY),
-        1.0: Cell(Network("stability", 1.0, 16, precision="fp32"), 1e-6, "fp32"),
+        1.0: Cell(STABILITY_1, 1e-6, "fp32"),
     },
     "macer": {
         0.25: Cell(MACER),
@@ -180,7 +190,7 @@ CELLS = {
     "smoothmix": {
         0.25: Cell(SMOOTHMIX, None),
         0.5: Cell(SMOOTHMIX, None),
-        1.0: Cell(Network("smoothmix:copies=2,steps=3,step_size=2.5", 1.0, 6), "balanced"),
+        1.0: Cell(SMOOTHMIX_1, 1e-6, "fp32"),
     },
     "cat-rs": {
         0.25: Cell(CAT_RS, None),
