@@ -6,6 +6,7 @@ import pytest
 
 from smoothcert.errors import ConfigError
 from smoothcert.training.recipes import RECIPES, parse_recipe, recipe_text
+from smoothcert.training.recipes.cat_rs import CatRs
 from smoothcert.training.recipes.consistency import Consistency
 from smoothcert.training.recipes.macer import Macer
 from smoothcert.training.recipes.smoothadv import SmoothAdv
@@ -64,7 +65,7 @@ def test_reads_settings_in_any_order_with_blanks_and_with_hyphens(text, recipe):
 
 def odd(value):
     """Another value of the same kind."""
-    other = {"pgd": "ddn", True: False, False: True}
+    other = {"pgd": "ddn", "answer": "label", True: False, False: True}
     if isinstance(value, (str, bool)):
         return other[value]
     return value + 3 if isinstance(value, int) else value * 1.25 + 1e-7
@@ -102,6 +103,7 @@ def test_the_text_names_only_settings_that_are_not_the_default_ones():
         ("consistency:copies=true", "'true' is no value for `copies`"),
         ("smoothmix:one_step=1", "'1' is no value for `one_step`"),
         ("smoothadv:attack=fgsm", "'fgsm' is no value for `attack`"),
+        ("cat-rs:target=votes", "'votes' is no value for `target`"),
     ],
 )
 def test_says_what_it_expected_where_a_text_cannot_be_read(text, message):
@@ -144,6 +146,8 @@ def test_refuses_values_out_of_range_and_names_the_setting(name, setting, value)
         parse_recipe(f"{name}:{setting}={value}")
 
 
-def test_refuses_an_unknown_attack_from_the_api_too():
+def test_refuses_an_unknown_attack_or_target_from_the_api_too():
     with pytest.raises(ConfigError, match="Expected `attack` to be pgd or ddn, got 'fgsm'"):
         SmoothAdv(attack="fgsm")
+    with pytest.raises(ConfigError, match="Expected `target` to be answer or label, got 'votes'"):
+        CatRs(target="votes")

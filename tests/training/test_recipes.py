@@ -84,7 +84,7 @@ def mean_loss(model, point, y, noises):
 
 
 def kl(p, q):
-    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a)
 
 
 def climb(value, x, radius, steps, size, pixels=True):
@@ -157,7 +157,9 @@ def cat_rs_formula(r, model, fixed, x, y, noises, numbers, strength):
     low = sum(losses[: max(kept, 1)]) / len(noises)
     if kept < len(noises):
         return low
-    target, step = soft_answer(fixed, x, noises), 2 * r.radius / r.steps
+    own = [float(k == y) for k in range(CLASSES)]
+    target = own if r.target == "label" else soft_answer(fixed, x, noises)
+    step = 2 * r.radius / r.steps
     worst = [
         climb(lambda z: kl(target, answer(fixed, z)), x + e, r.radius, r.steps, step, pixels=False) for e in noises
     ]
@@ -181,6 +183,7 @@ CASES = {
     "smoothmix": (SmoothMix(copies=2, steps=2, step_size=0.3), smoothmix_formula),
     "smoothmix, one step": (SmoothMix(copies=2, steps=2, step_size=0.3, one_step=True), smoothmix_formula),
     "cat-rs": (CatRs(copies=3, steps=2, radius=0.2, weight=2.0), cat_rs_formula),
+    "cat-rs, label": (CatRs(copies=3, steps=2, radius=0.2, weight=2.0, target="label"), cat_rs_formula),
     "denoiser": (Denoiser(stability=0.3), denoiser_formula),
 }
 
@@ -301,6 +304,12 @@ MUTANTS = {
     "the K largest": ("cat-rs", CatRs, "bottom", lambda r, losses, kept: -real_bottom(r, -losses, kept)),
     "worst noise by the reversed divergence": ("cat-rs", functional, "kl_div", reversed_divergence),
     "K = m everywhere": ("cat-rs", cat_rs, "accuracies", lambda _, y: torch.ones(len(y))),
+    "another target than the label": (
+        "cat-rs, label",
+        functional,
+        "one_hot",
+        lambda y, k: torch.full((len(y), k), 1 / k),
+    ),
     "answers exchanged": ("stability", stability, "torch", SimpleNamespace(cat=lambda two: torch.cat(two[::-1]))),
     "one noise for all": ("gaussian", Doubles, "noises", lambda d, x, m=1: Draws.noises(d, x, m)[:, :1].double()),
 }

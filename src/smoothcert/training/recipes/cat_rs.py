@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from smoothcert.attacks.soft import frozen, noisy_scores, pgd, soft_log_probabilities
+from smoothcert.errors import ConfigError
 from smoothcert.training.recipes.base import (
     Draws,
     Losses,
@@ -24,9 +26,9 @@ from smoothcert.training.recipes.base import (
 class CatRs(Recipe):
     """L_low + λ·[K = m]·L_high, where K ~ Binomial(m, p̂) and p̂ is the part of the m noises classified right.
 
-    L_low = (1/m)·(the sum of the max(K, 1) smallest of −log F(x + εᵢ)_y), and L_high = maxᵢ of KL(F̄(x) ‖ F(x + ε*ᵢ))
-    where ε*ᵢ is the worst noise within a radius of εᵢ. Jeong, Kim & Shin 2023, Section 4: the base classifier's
-    confidence tells inputs that can be made robust from those that cannot.
+    L_low = (1/m)·(the sum of the max(K, 1) smallest of −log F(x + εᵢ)_y), and L_high = maxᵢ of KL(ŷ ‖ F(x + ε*ᵢ))
+    where ε*ᵢ is the worst noise within a radius of εᵢ and ŷ the target. Jeong, Kim & Shin 2023, Section 4: the base
+    classifier's confidence tells inputs that can be made robust from those that cannot.
     """
 
     name = "cat-rs"
@@ -40,10 +42,15 @@ class CatRs(Recipe):
     """How far from a drawn noise the worst may be, in L2."""
     weight: float = 1.0
     """λ, of the worst noise's loss; the authors take 0.5, 1 and 2 at σ = 0.25, 0.5 and 1 on CIFAR."""
+    target: Literal["answer", "label"] = "answer"
+    """ŷ: the classifier's own mean `answer` F̄(x) to the m noises, or the `label`. The authors' programs take the votes
+    of a classifier trained with `gaussian` before, which for most inputs are nearly all for the label."""
 
     def __post_init__(self) -> None:
         check_counts(copies=self.copies, steps=self.steps)
         check_at_least(0, radius=self.radius, weight=self.weight)
+        if self.target not in ("answer", "label"):
+            raise ConfigError(f"Expected `target` to be answer or label, got {self.target!r}.")
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor, draws: Draws, strength: float) -> Losses:  # noqa: ARG002
         """The best noises' cross-entropy, and the worst noise's divergence where all were right."""
@@ -55,8 +62,11 @@ class CatRs(Recipe):
         sure = kept == self.copies
         if not sure.any():
             return Losses(low, right)
-        answer = soft_log_probabilities(scores[:, sure]).exp().detach()
-        high = torch.zeros_like(low).masked_scatter(sure, self.worst(model, x[sure], noises[:, sure], answer))
+        if self.target == "label":
+            target = functional.one_hot(y[sure], scores.shape[2]).to(scores.dtype)
+        else:
+            target = soft_log_probabilities(scores[:, sure]).exp().detach()
+        high = torch.zeros_like(low).masked_scatter(sure, self.worst(model, x[sure], noises[:, sure], target))
         return Losses(low + self.weight * high, right)
 
     def bottom(self, losses: Tensor, kept: Tensor) -> Tensor:
@@ -64,9 +74,9 @@ class CatRs(Recipe):
         ranks = torch.arange(len(losses), device=losses.device)[:, None]
         return torch.where(ranks < kept.clamp_min(1), losses.sort(dim=0).values, 0.0).mean(0)
 
-    def worst(self, model: nn.Module, x: Tensor, noises: Tensor, answer: Tensor) -> Tensor:
-        """The largest divergence [B] from `answer` [B, K] among the worst noises near the given ones."""
-        targets = answer.repeat(len(noises), 1)
+    def worst(self, model: nn.Module, x: Tensor, noises: Tensor, target: Tensor) -> Tensor:
+        """The largest divergence [B] from `target` [B, K] among the worst noises near the given ones."""
+        targets = target.repeat(len(noises), 1)
 
         def divergence(noisy: Tensor) -> Tensor:
             return functional.kl_div(functional.log_softmax(model(noisy), 1), targets, reduction="none").sum(1)
