@@ -45,9 +45,9 @@ the runs are in [mnist/](mnist/).
   ours *in italics* is at or above that network's on the same images, and one **in bold** also at or above the published
   figure for all images. The standard error of an accuracy of 90 % on 500 images is 1.3 points, that of an ACR about
   1.3 %; on the same images networks can be told apart more closely than that.
-- **What can be reached on them.** If for each image the largest radius of all seven logs were taken, the ACR would be
-  0.9324 at σ = 0.25, 1.722 at 0.5 and 1.949 at 1: at σ = 0.25 even seven networks together would stay below the best
-  published figure for all images, 0.933.
+- **How hard they are.** If for each image the largest radius of all seven logs were taken, the ACR would be 0.9324 at σ
+  = 0.25, 1.722 at 0.5 and 1.949 at 1: at σ = 0.25 even seven networks together would stay below the best published
+  figure for all images, 0.933.
 - **The bound.** Published figures are with p_B = 1 − p_A. Ours bound the strongest rival too where a pilot finds that
   better, which has nothing to do with training: next to nothing at σ = 0.25, up to 0.3 % at σ = 0.5, **but 6 to 9 % of
   the ACR at σ = 1**. "Paper's bound" is what the same draws come to without it, and what to compare networks by. At σ =
