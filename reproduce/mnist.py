@@ -29,6 +29,7 @@ from smoothcert.runs.summary import summarize
 from smoothcert.stats.accuracy import floor_percent
 from smoothcert.stats.bounds import clopper_pearson_upper
 from smoothcert.stats.radii import cohen_radius
+from smoothcert.training.recipes import parse_recipe, recipe_text
 
 SIGMAS = (0.25, 0.5, 1.0)
 RADII = {0.25: (0, 0.25, 0.5, 0.75), 0.5: (0, 0.5, 1.0, 1.5, 1.75), 1.0: (0, 0.5, 1.0, 1.5, 2.0, 2.5)}
@@ -387,8 +388,8 @@ def table(sigma: float) -> list[str]:
         shown = [_marked(average, acr, here) for average in averages] or ["–", "–"]
         cells = [floor_percent(share) for share in summary["certified"]]
         training, network = training_of(run), CELLS[name][sigma].network
-        trained = training.settings["sigma"], training.settings["epochs"], training.settings["batch_size"]
-        if trained != (network.noise, network.epochs, network.batch_size):
+        trained = (training.recipe, *(training.settings[key] for key in ("sigma", "epochs", "batch_size")))
+        if trained != (recipe_text(parse_recipe(network.recipe)), network.noise, network.epochs, network.batch_size):
             raise ValueError(f"{run} is of a network that was trained otherwise than this script does: {trained}.")
         each = f"{summary['draws'] / summary['rows']:,.0f}"
         effort = "grid" if grid else values["procedure"]["effort"]
