@@ -6,7 +6,21 @@ import torch
 from scipy.stats import binomtest
 from torch import nn
 
-from smoothcert import Certificate, FixedN, GaussianNoise, GridGaussianNoise, Normalize, Predict, Prediction, Smoothed
+from smoothcert import (
+    Certificate,
+    FixedN,
+    GaussianNoise,
+    GridGaussianNoise,
+    Masked,
+    Normalize,
+    Predict,
+    Prediction,
+    Smoothed,
+    Wide,
+)
+from smoothcert.errors import ConfigError, ModelError
+from smoothcert.sampling import count_votes_together
+from smoothcert.stats.wide import good_width, wide_depth
 from smoothcert.worst_cases import LinearClassifier
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 4, 4) * 5
@@ -176,3 +190,68 @@ def test_a_progress_bar_is_shown_for_long_jobs_and_leaves_results_alone(capsys, 
 
 def test_the_smoothed_classifier_tells_what_it_is():
     assert repr(smoothed()) == "Smoothed(ChannelMeans, sigma=0.5, noise='auto', device='cpu')"
+
+
+# Draws from a wider noise
+
+
+def test_wide_draws_are_from_the_wider_noise_and_the_radius_is_of_the_smoothing_noise(monkeypatch):
+    drawn = []
+
+    def count(model, requests, **settings):
+        drawn.extend((request.noise.name, request.noise.sigma, request.n) for request in requests)
+        return count_votes_together(model, requests, **settings)
+
+    monkeypatch.setattr("smoothcert.smoothed.count_votes_together", count)
+    settings = {"alpha": 0.01, "n_max": 2000}
+    found = smoothed(sigma=0.2).certify(PIXELS, "wide", index=0, **settings)
+    width = good_width(48, 2000, 0.01)
+    common = {**settings, "rival": True, "effort": "balanced"}
+    assert found.procedure == {"name": "Wide", **common, "dimension": 48, "width": width}
+    sigmas = [0.2, 0.2, 0.2 * width, 0.2 * width]
+    assert drawn == [("grid", sigma, n) for sigma, n in zip(sigmas, (100, 1000, 1000, 2000), strict=True)]
+    q = found.bounds.q_a_upper
+    depth = wide_depth(q, q, width=width, dimension=48)
+    assert (found.sigma, found.noise, found.label, found.bounds.separation) == (0.2, "grid", 2, depth)
+    assert found.radius == np.nextafter(0.2 * depth, 0)
+    assert Certificate.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_wide_draws_of_floats_and_of_a_noise_that_is_given():
+    x = np.random.default_rng(0).random((3, 4, 4)).astype(np.float32)
+    assert smoothed().certify(x, "wide", n_max=500).noise == "gaussian"
+    given = smoothed(noise=GridGaussianNoise(0.5, levels=15)).certify(PIXELS // 17 * 17, "wide", n_max=500)
+    assert (given.noise, given.sigma) == ("grid", 0.5)
+
+
+def masked():
+    kept = torch.zeros(3, 4, 4, dtype=torch.bool)
+    kept[:, 1:3, 1:3] = True
+    return nn.Sequential(Masked(kept), ChannelMeans())
+
+
+def test_the_dimension_is_that_of_what_the_model_sees():
+    g = smoothed(masked())
+    assert g.certify(PIXELS, "wide", n_max=500).procedure["dimension"] == 12
+    assert g.certify(PIXELS, Wide(n_max=500, dimension=48), index=0).procedure["dimension"] == 48
+    with pytest.raises(ConfigError, match="at least 12"):
+        g.certify(PIXELS, Wide(dimension=11))
+    with pytest.raises(ConfigError, match="at least 48"):
+        smoothed().certify(PIXELS, Wide(dimension=12))
+
+
+def test_a_mask_that_is_not_kept_to_is_seen(monkeypatch):
+    monkeypatch.setattr(Masked, "forward", lambda _, x: x)
+    with pytest.raises(ModelError, match="change with the values that the mask hides"):
+        smoothed(masked()).certify(PIXELS, "wide", n_max=500)
+
+
+@pytest.mark.parametrize("distance", [0.5, 2.0])
+def test_a_wide_certificate_holds_for_a_classifier_whose_radius_is_known(distance):
+    """Linear in one direction: the smoothed classifier's radius is the distance to the plane."""
+    model = LinearClassifier((1, 0, 0, 0), distance)
+    for seed in range(10):
+        g = Smoothed(model, 0.25, noise="gaussian", input_range=None, seed=seed)
+        found = g.certify(np.zeros(4, np.float32), Wide(n_max=20_000, effort="full"))
+        assert 0.6 * distance < found.radius < distance
+        assert (found.bounds.separation is not None) == (distance > 1)

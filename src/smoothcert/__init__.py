@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smoothcert.models.layers import AvgPooled, Normalize, Resized
+    from smoothcert.models.layers import AvgPooled, Masked, Normalize, Resized
     from smoothcert.noise import GaussianNoise, GridGaussianNoise
     from smoothcert.records import Bounds, Certificate, Prediction, Votes
     from smoothcert.smoothed import Smoothed
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from smoothcert.stats.planned import Planned
     from smoothcert.stats.procedures import FixedN, Predict, SequentialPredict
     from smoothcert.stats.radii import draws_for, max_radius
+    from smoothcert.stats.wide import Wide
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ _HOMES = {
     "GaussianNoise": "noise",
     "Grid": "stats.grid",
     "GridGaussianNoise": "noise",
+    "Masked": "models.layers",
     "Normalize": "models.layers",
     "Planned": "stats.planned",
     "Predict": "stats.procedures",
@@ -37,6 +39,7 @@ _HOMES = {
     "SequentialPredict": "stats.procedures",
     "Smoothed": "smoothed",
     "Votes": "records",
+    "Wide": "stats.wide",
     "draws_for": "stats.radii",
     "max_radius": "stats.radii",
 }
@@ -49,6 +52,7 @@ __all__ = [
     "GaussianNoise",
     "Grid",
     "GridGaussianNoise",
+    "Masked",
     "Normalize",
     "Planned",
     "Predict",
@@ -57,6 +61,7 @@ __all__ = [
     "SequentialPredict",
     "Smoothed",
     "Votes",
+    "Wide",
     "draws_for",
     "max_radius",
 ]

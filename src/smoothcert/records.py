@@ -58,7 +58,9 @@ class Bounds:
 
     `q_a_upper` bounds 1 − p_A from above and `p_b_upper` every rival's probability; the failure side is
     stored because 1 − q loses the digits that large radii are made of. A procedure that bounds only how far apart
-    the two lie gives `separation` instead: ½(Φ⁻¹(p_A) − Φ⁻¹(p_B)) is at least that, for every rival B. `label` is
+    the two lie gives `separation` instead: ½(Φ⁻¹(p_A) − Φ⁻¹(p_B)) is at least that, for every rival B. One that draws
+    from another noise than the one that smooths gives it too: the two bounds are then on probabilities under the draws'
+    noise, and `separation` is the radius over σ that they entitle to. `label` is
     None when the procedure has no class to claim. `reason` tells why it stopped: "claimed" (all it was asked for),
     "futile" (more draws would not have been worth it) or "budget" (it drew all that it had planned).
     """

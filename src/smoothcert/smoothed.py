@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,11 +15,12 @@ import torch
 from torch import nn
 
 from smoothcert.checks import check_choice, check_count, check_sigma
-from smoothcert.errors import ConfigError, InputError
+from smoothcert.errors import ConfigError, InputError, ModelError
 from smoothcert.execution import Execution, OnTrial
 from smoothcert.inputs import Range, as_float32, check_values, content_id, split_batch
 from smoothcert.models.classifier import Classifier
-from smoothcert.models.contract import Model, check_contract
+from smoothcert.models.contract import Model, check_contract, evaluating
+from smoothcert.models.layers import front_mask
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
 from smoothcert.progress import ProgressBar
 from smoothcert.records import Bounds, Certificate, Decision, Prediction
@@ -33,7 +35,8 @@ from smoothcert.sampling import (
 )
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
-from smoothcert.stats.procedures import FixedN, Predict, Procedure, Running, SequentialPredict, describe
+from smoothcert.stats.procedures import FixedN, Predict, Procedure, Running, SequentialPredict, describe, drawn_width
+from smoothcert.stats.wide import Wide
 from smoothcert.streams import Stream, make_key, parse_key
 
 Result = TypeVar("Result", Certificate, Prediction)
@@ -55,7 +58,8 @@ class _Case:
     def request(self, key: bytes) -> Request:
         """What the procedure wants next, from the stream of its stage."""
         stream = Stream(key, self.input_id, len(self.running.stages))
-        return Request(self.noise, self.x, self.running.wanted, stream)
+        wider = replace(self.noise, sigma=self.noise.sigma * drawn_width(self.running.wanted))
+        return Request(wider, self.x, int(self.running.wanted), stream)
 
 
 def _next_round(pending: deque[_Case], plan: Plan) -> list[_Case]:
@@ -235,7 +239,8 @@ class Smoothed:
         Args:
             x: one input or a batch of them, torch or numpy.
             procedure: how to go about it. By default `Grid` where `radii` are given and `Planned` elsewhere, which take
-                few draws; "paper" for the paper's CERTIFY (`FixedN`); or a procedure with settings of its own.
+                few draws; "paper" for the paper's CERTIFY (`FixedN`); "wide" for larger radii where inputs have few
+                values (`Wide`); or a procedure with settings of its own.
             radii: decide which of these radii hold, instead of finding one as large as the draws allow.
             label: with `radii` or a `Grid`, the true class, one per input, to evaluate a test set: tested directly.
             alpha: the failure probability per input, 0.001 by default.
@@ -302,9 +307,9 @@ class Smoothed:
         if isinstance(procedure, Grid) and procedure.sigma != self.sigma:
             raise ConfigError(f"Expected a Grid with sigma={self.sigma:g}, got {procedure.sigma:g}.")
         if isinstance(procedure, str):
-            check_choice("procedure", procedure, ["paper"])
-            paper = FixedN(**_renamed(settings))
-            return lambda *_: paper
+            check_choice("procedure", procedure, ["paper", "wide"])
+            named = FixedN(**_renamed(settings)) if procedure == "paper" else Wide(**settings)
+            return lambda *_: named
         if procedure is not None:
             _refuse_settings(settings)
             if isinstance(procedure, Grid) and label is not None:
@@ -329,7 +334,7 @@ class Smoothed:
         cases = []
         for i, (one, name) in enumerate(zip(inputs, names, strict=True)):  # all are looked at before any forward pass
             check_values(one, self.input_range)
-            procedure = procedure_for(i, len(inputs))
+            procedure = self.settled(procedure_for(i, len(inputs)), one.shape)
             cases.append(_Case(one, name, self._noise_for(one), procedure, Running(procedure)))
         with preserved_random_state(enabled=not self._allow_random):
             self._run(cases)
@@ -390,6 +395,13 @@ class Smoothed:
             executed=executed,
         )
 
+    def settled(self, procedure: Procedure[Any], shape: tuple[int, ...]) -> Procedure[Any]:
+        """The procedure with what it has to know of the model: of how many values its answers are a function."""
+        if not isinstance(procedure, Wide):
+            return procedure
+        mask = front_mask(self.model)
+        return procedure.settled(prod(shape) if mask is None else mask.count)
+
     def _noise_for(self, x: npt.NDArray[np.float32]) -> Noise:
         if isinstance(self._noise, Noise):
             noise = self._noise
@@ -416,7 +428,18 @@ class Smoothed:
                 self._checked[x.shape] = check_contract(
                     model, probes, num_classes=self.num_classes, allow_random=self._allow_random
                 )
+                self._check_mask(model, probes)
         return self._checked[x.shape]
+
+    def _check_mask(self, model: Model, probes: torch.Tensor) -> None:
+        """Raise ModelError if answers change with what the model's mask hides; another backend might not keep to it."""
+        mask = front_mask(self.model)
+        if mask is None:
+            return
+        with torch.inference_mode(), evaluating(model):
+            answers, others = model(probes), model(torch.where(mask.kept, probes, -1.0 - probes))
+        if not torch.equal(answers, others):
+            raise ModelError("The model is behind a mask, but its answers change with the values that the mask hides.")
 
     def check(self, x: Any) -> int:
         """Check the model's contract on noisy copies of one input; return the number of classes."""

@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from smoothcert import AvgPooled, FixedN, GaussianNoise, Normalize, Resized, Smoothed
+from smoothcert import AvgPooled, FixedN, GaussianNoise, Masked, Normalize, Resized, Smoothed
 from smoothcert.errors import ConfigError
 from smoothcert.models.architectures import cifar_resnet, lenet, mlp, small_cnn
+from smoothcert.models.layers import front_mask
 
 
 def test_normalize_standardises_each_channel():
@@ -19,6 +20,33 @@ def test_normalize_standardises_each_channel():
 def test_normalize_refuses_what_cannot_be_divided_by(mean, std):
     with pytest.raises(ConfigError, match="std > 0"):
         Normalize(mean, std)
+
+
+def test_a_mask_hides_what_is_not_kept_whatever_it_is():
+    kept = torch.tensor([[True, False], [False, True]])
+    x = torch.tensor([[[0.5, float("nan")], [float("inf"), -2.0]]])
+    assert torch.equal(Masked(kept)(x), torch.tensor([[[0.5, 0.0], [0.0, -2.0]]]))
+    assert Masked(kept).count == 2
+
+
+@pytest.mark.parametrize("kept", [torch.zeros(2, 2, dtype=torch.bool), torch.ones(2, 2)])
+def test_a_mask_must_keep_something(kept):
+    with pytest.raises(ConfigError, match="`kept`"):
+        Masked(kept)
+
+
+def test_a_model_is_behind_a_mask_only_if_all_of_it_is():
+    mask = Masked(torch.tensor([True, False]))
+    assert front_mask(nn.Sequential(mask, nn.Linear(2, 2))) is mask
+
+    class Both(nn.Sequential):
+        """Takes the input past its mask."""
+
+        def forward(self, x):
+            return super().forward(x) + x
+
+    for other in (nn.Linear(2, 2), nn.Sequential(), nn.Sequential(nn.Identity(), mask), Both(mask), lambda x: x):
+        assert front_mask(other) is None
 
 
 class Halves(nn.Module):

@@ -12,9 +12,9 @@ from smoothcert import models
 from smoothcert.data import ArrayData, load
 from smoothcert.errors import ConfigError, InputError, ModelError, OutputError, ResumeError, SmoothcertError
 from smoothcert.lock import Lock
-from smoothcert.models.checkpoints import read_blueprint
+from smoothcert.models.checkpoints import read_blueprint, save_checkpoint
 from smoothcert.models.dncnn import load_dncnn
-from smoothcert.models.layers import Normalize
+from smoothcert.models.layers import Masked, Normalize
 from smoothcert.models.sealed import read_safetensors
 from smoothcert.training import directory
 from smoothcert.training.directory import make_plan, run_training
@@ -321,6 +321,71 @@ def test_normalisation_follows_the_channels_unless_asked_for(few):
     asked = make_plan(few, settings(), normalize=True).blueprint()
     assert asked.mean == (pytest.approx(float(few.inputs.mean() / 255), abs=1e-4),)
     assert make_plan(colours(), settings(), architecture="resnet20", normalize=False).blueprint().mean is None
+
+
+# Seeing a part of the input
+
+
+def test_a_network_may_see_only_the_values_that_vary_most(digits, tmp_path):
+    plan = make_plan(digits[0], settings(epochs=4), pixels=40)
+    run_training(plan, tmp_path / "net", test=digits[1])
+    loaded = models.load(tmp_path / "net")
+    mask = loaded.network[0]
+    assert isinstance(mask, Masked)
+    assert mask.count == 40
+    variance = digits[0].inputs.astype(np.float64).var(0)
+    assert variance[mask.kept].min() >= variance[~mask.kept].max()
+    record = record_of(tmp_path / "net")
+    assert (record["pixels"], read_blueprint(tmp_path / "net" / "model.safetensors").pixels) == (40, 40)
+    assert record["result"]["test"]["noisy_accuracy"] > 0.3
+    assert "| sees | 40 values of an input |" in (tmp_path / "net" / "README.md").read_text("utf-8")
+    x = torch.rand(3, 1, 8, 8)
+    with torch.inference_mode():
+        assert torch.equal(loaded.network(x), loaded.network(torch.where(mask.kept, x, 9.0)))
+
+
+def test_a_mask_comes_with_normalisation_and_goes_on(tmp_path):
+    run_training(make_plan(colours(), settings(epochs=1), architecture="resnet20", pixels=100), tmp_path / "first")
+    start = models.load(tmp_path / "first")
+    assert isinstance(start.network[1][0], Normalize)
+    other = ArrayData(colours().inputs[:, ::-1].copy(), colours().labels, None, "other colours")
+    plan = make_plan(other, settings(), start=start)
+    assert (plan.pixels, plan.normalize) == (100, True)
+    found = plan.network().state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in start.network.state_dict().items())
+    with pytest.raises(ConfigError, match="drop `pixels`"):
+        make_plan(other, settings(), start=start, pixels=50)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_network_that_saw_all_can_be_trained_further_behind_a_mask(normalize, tmp_path):
+    first = make_plan(colours(), settings(epochs=1), architecture="resnet20", normalize=normalize)
+    run_training(first, tmp_path / "first")
+    start = models.load(tmp_path / "first")
+    plan = make_plan(colours(), settings(epochs=1), start=start, pixels=100)
+    network, seen = plan.network(), start.network.state_dict()
+    assert network[0].count == 100
+    assert all(torch.equal(tensor, seen[name]) for name, tensor in network[1].state_dict().items())
+    run_training(plan, tmp_path / "second")
+    assert models.load(tmp_path / "second").network[0].count == 100
+
+
+def test_masks_that_cannot_be_are_refused(few, whole, tmp_path):
+    for pixels in (0, 65):
+        with pytest.raises(ConfigError, match="`pixels`"):
+            make_plan(few, settings(), pixels=pixels)
+    with pytest.raises(ConfigError, match="drop `pixels`"):
+        make_plan(few, settings(recipe="denoiser"), classifier=models.load(whole).network, pixels=10)
+    interrupted(make_plan(few, settings(), pixels=40), tmp_path / "net", 1)
+    with pytest.raises(ResumeError, match="pixels is 40 there and 41 here"):
+        run_training(make_plan(few, settings(), pixels=41), tmp_path / "net", resume=True)
+
+
+def test_a_checkpoint_whose_mask_is_another_is_refused(few, tmp_path):
+    network = make_plan(few, settings(), pixels=40).network()
+    save_checkpoint(tmp_path / "m.safetensors", network, make_plan(few, settings(), pixels=41).blueprint())
+    with pytest.raises(ModelError, match="is to see 41 values and has 40"):
+        models.load(tmp_path / "m.safetensors")
 
 
 # Beginning with another network's weights

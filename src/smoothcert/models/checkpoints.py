@@ -14,7 +14,7 @@ from smoothcert.errors import ModelError, SmoothcertError
 from smoothcert.models.architectures import ALIASES, ARCHITECTURES, build
 from smoothcert.models.classifier import AS_GIVEN, Classifier, affine_words
 from smoothcert.models.hashes import hash_tensors
-from smoothcert.models.layers import Normalize
+from smoothcert.models.layers import Masked, Normalize, front_mask
 from smoothcert.models.sealed import read_safetensors, write_sealed
 from smoothcert.models.weights import load_weights
 
@@ -37,14 +37,20 @@ class Blueprint:
     classes: tuple[str, ...] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    pixels: int | None = None
+    """How many values of an input the network sees, where it is not all; the weights say which."""
     sigma: float | None = None
     data: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
 
     def network(self) -> nn.Module:
-        """The network without its weights, behind its normalisation if it has one."""
-        bare = _built(self.architecture, self.num_classes, self.input_shape)
-        return bare if self.mean is None or self.std is None else nn.Sequential(Normalize(self.mean, self.std), bare)
+        """The network without its weights, behind its normalisation and its mask if it has them."""
+        network = _built(self.architecture, self.num_classes, self.input_shape)
+        if self.mean is not None and self.std is not None:
+            network = nn.Sequential(Normalize(self.mean, self.std), network)
+        if self.pixels is not None:
+            network = nn.Sequential(Masked(torch.ones(self.input_shape, dtype=torch.bool)), network)
+        return network
 
     @property
     def recipe(self) -> str | None:
@@ -88,6 +94,9 @@ def load_checkpoint(
         raise ModelError(f"{path} holds a network of architecture {blueprint.architecture!r}, not {architecture!r}.")
     network = blueprint.network()
     load_weights(network, weights, str(path))
+    mask = front_mask(network)
+    if mask is not None and mask.count != blueprint.pixels:
+        raise ModelError(f"{path} is damaged: its network is to see {blueprint.pixels} values and has {mask.count}.")
     return Classifier(
         network=network.eval(),
         source=str(path),

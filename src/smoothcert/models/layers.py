@@ -33,6 +33,39 @@ class Normalize(nn.Module):
         return (x - self.mean) / self.std
 
 
+class Masked(nn.Module):
+    """Hides some values of an input from the model behind it: Sequential(Masked(kept), model).
+
+    What is not `kept` is replaced by 0, whatever it was, so that the answer is a function of the kept values alone: for
+    certificates the input has as many dimensions as there are of these (see `Wide`). Borders that never hold anything,
+    for instance, carry noise and nothing else.
+    """
+
+    kept: Tensor
+
+    def __init__(self, kept: Tensor) -> None:
+        super().__init__()
+        if kept.dtype != torch.bool or not kept.any():
+            raise ConfigError(f"Expected `kept` to be True for some values of an input, got {kept.dtype}.")
+        self.register_buffer("kept", kept)
+
+    @property
+    def count(self) -> int:
+        """How many values are kept."""
+        return int(self.kept.sum())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Hide values of a batch [B, *D]."""
+        return torch.where(self.kept, x, 0.0)
+
+
+def front_mask(model: object) -> Masked | None:
+    """The mask that all of a model is behind, if it is behind one."""
+    plain = type(model) is nn.Sequential  # others might do more than one layer after the other
+    first = model[0] if plain and len(model) else None
+    return first if isinstance(first, Masked) else None
+
+
 class AvgPooled(nn.Module):
     """A classifier of small images turned into one of images `factor` times as large: pool, then classify.
 

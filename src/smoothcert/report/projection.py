@@ -47,7 +47,9 @@ def settled_votes(run: Run) -> SettledVotes:
     name = run.manifest.values["procedure"].get("name")
     if run.predicts or name not in _PROCEDURES:
         raise ConfigError(
-            f"{run.path} was made by {name}, which stops when it has seen enough: its votes cannot be projected. "
+            f"{run.path} was made by {name}, which "
+            f"{'draws from another noise' if name == 'Wide' else 'stops when it has seen enough'}: its votes cannot be "
+            "projected. "
             "Needed is a run of `smoothcert certify --procedure paper` or `planned`, or a file of votes."
         )
     if not run.rows:

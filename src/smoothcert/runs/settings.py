@@ -108,9 +108,10 @@ class RunSettings(EngineSettings):
 class CertifySettings(RunSettings):
     """Settings of a run that certifies."""
 
-    procedure: Literal["auto", "planned", "grid", "paper"] = "auto"
-    """planned: as large a radius as the draws allow; grid: which of --radii hold; paper: CERTIFY with n-max draws;
-    auto: grid where radii are given, else planned."""
+    procedure: Literal["auto", "planned", "wide", "grid", "paper"] = "auto"
+    """planned: as large a radius as the draws allow; wide: the same with draws from a wider noise, which certifies more
+    where inputs have few values; grid: which of --radii hold; paper: CERTIFY with n-max draws; auto: grid where radii
+    are given, else planned."""
     radii: Floats = ()
     """Radii to decide upon; far fewer draws than finding one radius per input."""
     effort: Effort = "balanced"
@@ -118,6 +119,8 @@ class CertifySettings(RunSettings):
     must promise (balanced: 2e-6); for grid, the draws that one more certified radius is worth (balanced: 1e6)."""
     rival: bool = True
     """Use the strongest rival's votes too, which certifies more where classes are many."""
+    width: OptionalFloat = None
+    """For wide: the draws' noise over the smoothing's; by default one that suits unanimous votes."""
     known_labels: bool = False
     """Test each input's true class straight away, to evaluate a test set at --radii."""
 
@@ -126,18 +129,23 @@ class CertifySettings(RunSettings):
         from smoothcert.stats.grid import Grid
         from smoothcert.stats.planned import Planned
         from smoothcert.stats.procedures import FixedN
+        from smoothcert.stats.wide import Wide
 
         name = ("grid" if self.radii else "planned") if self.procedure == "auto" else self.procedure
         if (name == "grid") != bool(self.radii):
             raise ConfigError("Expected `radii` with the procedure grid, and with no other.")
         if self.known_labels and name != "grid":
             raise ConfigError("Known labels are for the procedure grid: give `radii`.")
+        if self.width is not None and name != "wide":
+            raise ConfigError("A `width` is for the procedure wide, and for no other.")
         if name == "paper":
             return FixedN(alpha=self.alpha, n=self.n_max)
         if name == "planned":
             return Planned(alpha=self.alpha, n_max=self.n_max, effort=self.effort, rival=self.rival)
-        radii = tuple(float(radius) for radius in self.radii)
         common: dict[str, Any] = {"alpha": self.alpha, "n_max": self.n_max, "effort": self.effort, "rival": self.rival}
+        if name == "wide":
+            return Wide(width=self.width, **common)
+        radii = tuple(float(radius) for radius in self.radii)
         return Grid(radii=radii, sigma=self.sigma, **common)
 
     @property

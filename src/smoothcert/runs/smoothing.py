@@ -165,7 +165,7 @@ def _job(
         kind=settings.kind,
         sigma=settings.sigma,
         noise=settings.noise,
-        procedure=settings.make_procedure(),
+        procedure=smoothed.settled(settings.make_procedure(), shape),
         tests_true_labels=settings.tests_true_labels,
         num_classes=classes,
         key=key,

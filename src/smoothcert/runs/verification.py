@@ -25,8 +25,11 @@ from smoothcert.runs.rows import row_result
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN, Predict, Running, SequentialPredict
+from smoothcert.stats.wide import Wide
 
-PROCEDURES: dict[str, type[Any]] = {one.__name__: one for one in (FixedN, Planned, Grid, Predict, SequentialPredict)}
+PROCEDURES: dict[str, type[Any]] = {
+    one.__name__: one for one in (FixedN, Planned, Wide, Grid, Predict, SequentialPredict)
+}
 _SLACK = 1e-9  # the other formula's own rounding, far below any digit that is shown
 
 
@@ -271,14 +274,29 @@ def _certificate_problems(row: Row, result: Certificate, bounds: Bounds, toleran
 def _other_arithmetic(result: Certificate, bounds: Bounds, radius: float) -> Iterator[str]:
     """The bound and the radius by other formulas than the ones they were made with."""
     depth = bounds.separation
-    if depth is None:
+    wide = depth is not None and result.procedure["name"] == Wide.__name__
+    if depth is None or wide:
         votes = result.stages[-1]
         failures = votes.n - votes.counts[bounds.label]
         if bdtr(failures, votes.n, bounds.q_a_upper) > result.alpha * (1 + _SLACK):
             yield f"its bound {bounds.q_a_upper!r} is too good for {failures:,} failures in {votes.n:,} draws"
+    if depth is None:
         depth = -(ndtri(bounds.q_a_upper) + ndtri(bounds.p_b_upper)) / 2
-    if radius > result.sigma * depth * (1 + _SLACK):
+    too_deep = wide and _cones(bounds, depth, result.procedure["dimension"] - 1) > 1 + _SLACK
+    if too_deep or radius > result.sigma * depth * (1 + _SLACK):
         yield f"its radius {radius!r} is more than its bounds allow"
+
+
+def _cones(bounds: Bounds, depth: float, freedom: int) -> float:
+    """What noise about a point `depth` away gives to two cones in its direction that hold as much as A lacks and B has.
+
+    Draws that have no preferred direction, however far they go, cannot tell that wrong answers do not lie just there.
+    """
+    if not freedom:  # on a line a cone is a half of it
+        return 0.0
+    from scipy.stats import nct, t
+
+    return float(sum(nct.sf(t.isf(q, freedom), freedom, depth) for q in (bounds.q_a_upper, bounds.p_b_upper)))
 
 
 def _unchecked(run: Run) -> Iterator[str]:

@@ -32,6 +32,16 @@ class _Choice:
     runner_up: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the pilots have settled, with their votes: the class, how many draws count, whether the rival is bounded."""
+
+    label: int
+    n: int
+    runner_up: bool
+    pilot: Votes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """Plan, then certify: a pilot tells how many draws are worth it, and fresh ones give the radius.
@@ -59,19 +69,25 @@ class Planned:
 
     def __call__(self) -> Generator[int, Votes, Bounds]:
         """Ask for the pilots and, if there is hope, for the draws that count."""
+        settled = yield from self.pilots()
+        if settled is None:
+            return Bounds(None, reason="futile")
+        return fixed_bounds((yield settled.n), settled.label, self.alpha, runner_up=settled.runner_up)
+
+    def pilots(self) -> Generator[int, Votes, Settled | None]:
+        """Ask for the pilots, and settle what they are for; None if there is no hope."""
         pilot = yield PILOTS[0]
         label = pilot.leader
         if label is None or self._plan(pilot, label, hope=_HOPE).n == 0:
-            return Bounds(None, reason="futile")
+            return None
         pilot = pilot + (yield PILOTS[1])
         label = pilot.leader
         if label is None or self._plan(pilot, label, hope=_HOPE).n == 0:
-            return Bounds(None, reason="futile")
+            return None
         # Half the posterior lies on either side: the plan for the likely case, and never for nothing.
         choice = self._plan(pilot, label, hope=0.5)
         choice = choice if choice.n else self._plan(pilot, label, hope=_HOPE)
-        votes = yield choice.n
-        return fixed_bounds(votes, label, self.alpha, runner_up=choice.runner_up)
+        return Settled(label, choice.n, choice.runner_up, pilot)
 
     def _plan(self, pilot: Votes, label: int, *, hope: float) -> _Choice:
         """The number of draws and kind of bound with the best promise, were p_A at this quantile of its posterior."""

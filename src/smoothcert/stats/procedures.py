@@ -24,6 +24,23 @@ from smoothcert.stats.bounds import binomial_p_value, clopper_pearson_upper
 Conclusion = TypeVar("Conclusion", covariant=True)
 
 
+class Draws(int):
+    """A number of draws that are to be made from a noise `width` times as wide as the one that smooths."""
+
+    width: float
+
+    def __new__(cls, n: int, width: float) -> Draws:
+        """So many draws of this width."""
+        draws = super().__new__(cls, n)
+        draws.width = width
+        return draws
+
+
+def drawn_width(wanted: int) -> float:
+    """How wide the noise is to be that a procedure wants draws from, over the one that smooths: 1 if it did not say."""
+    return wanted.width if isinstance(wanted, Draws) else 1.0
+
+
 class Procedure(Protocol[Conclusion]):
     """Settings whose call starts the procedure; `alpha` is its failure probability per input, in total."""
 

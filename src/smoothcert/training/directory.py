@@ -17,14 +17,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from smoothcert import __version__
+from smoothcert.checks import check_count
 from smoothcert.data.dataset import Dataset
 from smoothcert.errors import ConfigError, InputError, ModelError, OutputError, ResumeError, SmoothcertError
 from smoothcert.files import prepare_folder, replacing
@@ -34,7 +37,7 @@ from smoothcert.models.checkpoints import WEIGHTS_FILE, Blueprint, read_blueprin
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import evaluating
 from smoothcert.models.dncnn import DnCNN, save_dncnn
-from smoothcert.models.layers import Normalize
+from smoothcert.models.layers import Normalize, front_mask
 from smoothcert.models.sealed import read_safetensors, write_sealed
 from smoothcert.models.weights import load_weights
 from smoothcert.sampling import pick_device
@@ -65,6 +68,8 @@ class Plan:
     classifier_source: str | None = None
     start: Classifier | None = None
     """A classifier of this architecture whose weights the training begins with, in place of random ones."""
+    pixels: int | None = None
+    """How many values of an input the network sees, those that vary most over the data; by default all."""
 
     def network(self) -> nn.Module:
         """The network before the training."""
@@ -73,8 +78,13 @@ class Plan:
             channels = self.data.shape[0]
             return nn.Sequential(seeded(lambda: DnCNN(channels), seed), self.classifier)
         network = seeded(self.blueprint().network, seed)
+        mask = front_mask(network)
+        if mask is not None:
+            mask.kept.copy_(self._kept)
         if self.start is not None:
-            load_weights(network, self.start.network.state_dict(), self.start.source)
+            masked_later = mask is not None and front_mask(self.start.network) is None
+            begun = network[1] if masked_later else network
+            load_weights(begun, self.start.network.state_dict(), self.start.source)
         return network
 
     def blueprint(self, training: dict[str, Any] | None = None) -> Blueprint:
@@ -89,6 +99,7 @@ class Plan:
             classes=self.data.classes,
             mean=mean,
             std=std,
+            pixels=self.pixels,
             sigma=self.settings.sigma,
             data=self.data.name,
             training=training or {},
@@ -101,6 +112,12 @@ class Plan:
             return _scaling_in(self.start.network)
         return _channel_statistics(self.data) if self.normalize else (None, None)
 
+    @cached_property
+    def _kept(self) -> torch.Tensor:
+        """Which values of an input the network sees."""
+        mask = None if self.start is None else front_mask(self.start.network)
+        return _most_varying(self.data, self.pixels) if mask is None else mask.kept
+
     def describe(self) -> dict[str, Any]:
         """What a training that goes on must have in common with the one that began."""
         recipe = parse_recipe(self.settings.recipe)
@@ -108,6 +125,7 @@ class Plan:
             "format": _FORMAT,
             "architecture": self.architecture,
             "normalize": self.normalize,
+            "pixels": self.pixels,
             "classifier": self.classifier_source,
             "start": None if self.start is None else f"{self.start.source} ({self.start.weights_hash})",
             "settings": {**asdict(self.settings), "recipe": {"name": recipe.name, **asdict(recipe)}},
@@ -124,6 +142,7 @@ def make_plan(
     classifier: nn.Module | None = None,
     classifier_source: str | None = None,
     start: Classifier | None = None,
+    pixels: int | None = None,
 ) -> Plan:
     """What is to be trained, checked; ConfigError, InputError or ModelError for what cannot be."""
     settings.check()
@@ -137,6 +156,8 @@ def make_plan(
     if start is not None and normalize is not None:
         raise ConfigError("A network that is trained further keeps its own normalisation: drop `normalize`.")
     if wants_classifier:
+        if pixels is not None:
+            raise ConfigError("A denoiser sees all of an input: drop `pixels`.")
         _check_denoiser(data, settings, architecture, classifier)
         return Plan(
             architecture=DENOISER,
@@ -156,7 +177,19 @@ def make_plan(
     scaled = data.shape[0] == 3 and len(data.shape) == 3 if normalize is None else normalize
     if start is not None:
         scaled = _scaling_in(start.network)[0] is not None
-    plan = Plan(architecture=ALIASES.get(name, name), data=data, settings=settings, normalize=scaled, start=start)
+    if pixels is not None:
+        check_count("pixels", pixels, most=prod(data.shape))
+    mask = None if start is None else front_mask(start.network)
+    if mask is not None and pixels is not None:
+        raise ConfigError("A network that is trained further sees what it saw before: drop `pixels`.")
+    plan = Plan(
+        architecture=ALIASES.get(name, name),
+        data=data,
+        settings=settings,
+        normalize=scaled,
+        start=start,
+        pixels=pixels if mask is None else mask.count,
+    )
     plan.network()  # says now what does not fit
     return plan
 
@@ -180,6 +213,8 @@ def _first_line(error: Exception) -> str:
 
 def _scaling_in(network: nn.Module) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     """Mean and standard deviation by which the first layer of a network normalises, if it does."""
+    if front_mask(network) is not None:
+        network = network[1]
     first = network[0] if isinstance(network, nn.Sequential) else network
     if not isinstance(first, Normalize):
         return None, None
@@ -187,18 +222,32 @@ def _scaling_in(network: nn.Module) -> tuple[tuple[float, ...] | None, tuple[flo
 
 
 def _channel_statistics(data: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, to four digits, of all inputs or of many."""
+    """Mean and standard deviation of each channel, to four digits."""
+    mean, squares = _moments(data)
+    axes = tuple(range(1, len(data.shape)))
+    mean, squares = mean.mean(axes), squares.mean(axes)
+    std = np.sqrt(np.maximum(squares - mean**2, 1e-4))
+    return tuple(np.round(mean, 4).tolist()), tuple(np.round(std, 4).tolist())
+
+
+def _most_varying(data: Dataset, count: int) -> torch.Tensor:
+    """Which `count` values of an input vary most over the data, the first ones where several vary alike."""
+    mean, squares = _moments(data)
+    order = np.argsort(-(squares - mean**2).reshape(-1), kind="stable")
+    kept = torch.zeros(order.size, dtype=torch.bool)
+    kept[torch.from_numpy(order[:count].copy())] = True
+    return kept.view(data.shape)
+
+
+def _moments(data: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Means of every value of an input, and of its square, over all inputs or many."""
     rows = np.arange(len(data)) if len(data) <= 100_000 else np.linspace(0, len(data) - 1, 10_000).astype(int)
-    axes = (0, *range(2, len(data.shape) + 1))
-    total, squares, count = 0.0, 0.0, 0
+    total, squares = np.zeros(data.shape), np.zeros(data.shape)
     for part in np.array_split(rows, -(-len(rows) // 1000)):
         batch = data.batch(part.tolist())
         values = batch.astype(np.float64) / (255 if batch.dtype == np.uint8 else 1)
-        total, squares = total + values.sum(axes), squares + np.square(values).sum(axes)
-        count += values.size // values.shape[1]
-    mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 1e-4))
-    return tuple(np.round(mean, 4).tolist()), tuple(np.round(std, 4).tolist())
+        total, squares = total + values.sum(0), squares + np.square(values).sum(0)
+    return total / len(rows), squares / len(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,8 +146,9 @@ def _bounds(run: Run, result: object) -> tuple[float, float]:
         return 1.0, 1.0
     if result.bounds.separation is not None:
         raise ConfigError(
-            f"{run.path} was certified at a grid of radii, which bounds no probabilities. Needed is a run of "
-            "`smoothcert certify --procedure paper` or `planned`, a log, or a file of votes."
+            f"{run.path} bounds no probabilities under the smoothing noise: it was certified at a grid of radii, or by "
+            "draws from a wider noise. Needed is a run of `smoothcert certify --procedure paper` or `planned`, a log, "
+            "or a file of votes."
         )
     return result.bounds.q_a_upper, result.bounds.p_b_upper
 

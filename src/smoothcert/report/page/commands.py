@@ -11,7 +11,7 @@ from smoothcert.report.page.html import Html, element, join, safe
 from smoothcert.report.page.runs import Shown, exact
 
 _MOST_INDICES, _MORE = 40, "…"
-_PROCEDURES = {"FixedN": "paper", "Predict": "paper"}
+_PROCEDURES = {"FixedN": "paper", "Predict": "paper", "Wide": "wide"}
 
 
 def verify_command(shown: Shown) -> str:
@@ -53,6 +53,7 @@ def _statistics(values: Mapping[str, Any]) -> list[str]:
         words += ["--radii", *(exact(radius) for radius in settings["radii"])]
     switches = {"known-labels": "known_labels", "secure": "secure", "allow-random": "allow_random"}
     words += [f"--{flag}" for flag, name in switches.items() if values.get(name)]
+    words += _flags(width=settings.get("width"))
     words += ["--no-rival"] if settings.get("rival") is False else []
     return words + _flags(seed=values.get("seed"))
 

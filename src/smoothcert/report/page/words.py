@@ -26,6 +26,8 @@ def procedure_in_words(shown: Shown) -> str:
         "FixedN": "the paper's CERTIFY, {n0} draws to choose the class and {most} fresh ones to bound its probability",
         "Planned": "Planned, pilots that choose the class and the number of draws, and at most {most} fresh ones to "
         "bound it",
+        "Wide": "Wide, pilots that choose the class and the number of draws, and at most {most} fresh ones to bound "
+        "it, all from a noise {width} times as wide as the one that smooths; answers depend on {dimension} values",
         "Grid": "Grid, which of {radii} given radii hold for {whom}, in at most {most} draws",
         "Predict": "the paper's PREDICT, {most} draws and a test of the leader against the second",
         "SequentialPredict": "SequentialPredict, the leader as soon as it is clear, in at most {most} draws",
@@ -34,7 +36,12 @@ def procedure_in_words(shown: Shown) -> str:
     }
     whom = "each input's true class" if shown.values.get("known_labels") else "the class that leads a pilot"
     text = words.get(settings["name"], "").format(
-        most=most, n0=settings.get("n0"), radii=len(settings.get("radii", ())), whom=whom
+        most=most,
+        n0=settings.get("n0"),
+        radii=len(settings.get("radii", ())),
+        whom=whom,
+        width=settings.get("width"),
+        dimension=settings.get("dimension"),
     )
     return text or str(settings["name"])
 
