@@ -15,7 +15,7 @@ from smoothcert.baselines.network import Network, Node, read_network
 from smoothcert.baselines.operations import Input, Linear, Operation, Sorting
 from smoothcert.baselines.spectral import norm_estimate
 from smoothcert.errors import ModelError
-from smoothcert.models.layers import Normalize
+from smoothcert.models.layers import Masked, Normalize
 from smoothcert.training.loop import seeded
 
 Shape = tuple[int, ...]
@@ -60,6 +60,16 @@ MORE: dict[str, tuple[nn.Module, Shape]] = {
                 Normalize([0.1, 0.2], [0.2, 0.7]), nn.Flatten(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2)
             ),
             seed=2,
+        ),
+        (2, 2, 2),
+    ),
+    "behind a mask": (
+        seeded(
+            lambda: nn.Sequential(
+                Masked(torch.tensor([[[True, False], [True, True]], [[False, True], [False, True]]])),
+                nn.Sequential(nn.Flatten(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2)),
+            ),
+            seed=5,
         ),
         (2, 2, 2),
     ),
