@@ -96,6 +96,8 @@ class Network:
     """The network whose weights it begins with."""
     ema: float | None = None
     augment: tuple[str, ...] | None = None
+    pixels: int | None = None
+    """How many it sees from now on, where the network that it begins as saw all."""
 
     @property
     def ancestors(self) -> tuple[Network, ...]:
@@ -108,10 +110,16 @@ class Network:
         return f"{' + '.join(str(one.epochs) for one in (*self.ancestors, self))} × {self.batch_size}"
 
     @property
+    def seen(self) -> int | None:
+        """How many pixels it sees, where it is not all."""
+        return next((one.pixels for one in (*self.ancestors, self) if one.pixels), None)
+
+    @property
     def directory(self) -> str:
         """Where it is trained."""
+        seen = [f"{self.seen}-pixels"] if self.seen else []
         return "_".join(
-            [job_name(self.noise, self.recipe, 0), f"{self.epochs}x{self.batch_size}", *(self.augment or ())]
+            [job_name(self.noise, self.recipe, 0), f"{self.epochs}x{self.batch_size}", *(self.augment or ()), *seen]
         )
 
     def training(self, out: Path) -> Job:
@@ -127,6 +135,7 @@ class Network:
             precision=self.precision,
             ema=self.ema,
             augment=self.augment,
+            pixels=self.pixels,
             start=None if self.start is None else str(out / self.start.directory),
             seed=0,
         )
@@ -141,6 +150,8 @@ class Cell:
     effort: float | str | None = "full"
     """None: only which radii of the table hold, by the grid procedure, in far fewer draws; no ACR then."""
     precision: str = "int8"
+    wide: bool = False
+    """By draws from a wider noise where that promises more."""
 
 
 def _large_batches(recipe: str, noise: float, epochs: int) -> Network:
@@ -156,10 +167,12 @@ def _further(
     noise: float = 0.5,
     precision: str = "bf16",
     warp: bool = False,
+    ema: float = 0.999,
+    pixels: int | None = None,
 ) -> Network:
     """A network that begins as another one, with the same recipe if no other is named."""
     augment = ("warp",) if warp else None
-    return Network(recipe or start.recipe, noise, epochs, 128, learning_rate, precision, start, 0.999, augment)
+    return Network(recipe or start.recipe, noise, epochs, 128, learning_rate, precision, start, ema, augment, pixels)
 
 
 # Warped images teach what digits can look like, and the images as they are in the end what most look like.
@@ -177,6 +190,9 @@ CONSISTENCY_025 = _further(
     0.01,
     noise=0.35,
     precision="fp32",
+)
+CONSISTENCY_SEEING_LESS = _further(
+    _further(CONSISTENCY_025, 40, 0.04, noise=0.4, warp=True, ema=0.9995, pixels=350), 10, 0.012, noise=0.35, ema=0.9995
 )
 SMOOTHADV = _further(WARPED, 5, 0.02, "smoothadv:copies=2,steps=1")
 SMOOTHMIX = _further(WARPED, 4, 0.02, "smoothmix:copies=2,steps=2,step_size=2")
@@ -237,6 +253,11 @@ CELLS = {
     },
 }
 
+# A second network of a recipe, which sees the middle of an image only and is certified by draws from a wider noise.
+WIDE = {
+    "consistency": {0.25: Cell(CONSISTENCY_SEEING_LESS, wide=True)},
+}
+
 # ACR, and certified accuracy in % at some radii: LeNet, all 10,000 test images, n = 100,000, α = 0.001; Jeong et al.
 # 2021 (SmoothMix) and 2023 (CAT-RS).
 PUBLISHED_RADII = {0.25: (0.75,), 0.5: (0, 1.0, 1.75), 1.0: (0, 1.0, 2.0)}
@@ -294,10 +315,15 @@ PUBLISHED_HERE = {
 }
 
 
-def job_for(name: str, sigma: float, out: Path) -> Job:
-    """The training of a recipe's network for a noise level, and its certification."""
-    cell = CELLS[name][sigma]
+def cells_of(name: str, sigma: float) -> list[Cell]:
+    """The networks of a recipe at a noise level, with how they are certified."""
+    return [CELLS[name][sigma], *([WIDE[name][sigma]] if sigma in WIDE.get(name, {}) else [])]
+
+
+def job_for(cell: Cell, sigma: float, out: Path) -> Job:
+    """The training of a network for a noise level, and its certification."""
     how = {"radii": RADII[sigma], "known_labels": True} if cell.effort is None else {"effort": cell.effort}
+    how |= {"procedure": "wide"} if cell.wide else {}
     # A named batch size, or the fastest would be looked for once per network.
     how |= {"precision": cell.precision, "plan": "openvino", "batch_size": 64}
     run = {"data": "mnist", "sigma": sigma, "every": 20, "n_max": 100_000, "seed": 0, **how}
@@ -307,10 +333,11 @@ def job_for(name: str, sigma: float, out: Path) -> Job:
 def jobs_for(pairs: Iterable[tuple[str, float]], out: Path) -> list[Job]:
     """The jobs of recipes at noise levels; a network that is certified at several is one job."""
     jobs: dict[Path, Job] = {}
-    for pair in pairs:
-        job = job_for(*pair, out)
-        known = jobs.get(job.out, replace(job, certify=()))
-        jobs[job.out] = replace(known, certify=[*known.certify, *job.certify])
+    for name, sigma in pairs:
+        for cell in cells_of(name, sigma):
+            job = job_for(cell, sigma, out)
+            known = jobs.get(job.out, replace(job, certify=()))
+            jobs[job.out] = replace(known, certify=[*known.certify, *job.certify])
     return list(jobs.values())
 
 
@@ -324,9 +351,9 @@ def generations(networks: Iterable[Network]) -> list[list[Network]]:
     return [list(generation) for _, generation in groupby(sorted(before, key=age), key=age)]
 
 
-def kept(name: str, sigma: float) -> Path:
+def kept(name: str, sigma: float, *, wide: bool = False) -> Path:
     """Where a run is kept."""
-    return RESULTS / "mnist" / f"{name}_sigma={sigma:g}"
+    return RESULTS / "mnist" / f"{name}_sigma={sigma:g}{'_wide' if wide else ''}"
 
 
 def _began(network: Network) -> str:
@@ -377,28 +404,41 @@ def table(sigma: float) -> list[str]:
         here, *shares = PUBLISHED_HERE[name][sigma]
         cells = [f"{share:.1f}" for share in shares]
         lines.append(f"| | one published log, on these images | | | {here:.4f} | {' | '.join(cells)} | 100,100 | |")
-        run = kept(name, sigma)
-        if not (run / "run.json").exists():
-            lines.append(f"| | ours | | not certified yet |{' |' * (len(radii) + 3)}")
-            continue
-        opened = open_run(run)
-        summary, values = summarize(opened, radii), opened.manifest.values
-        grid = values["procedure"]["name"] == "Grid"  # knows which radii hold, not the largest that does
-        averages = () if grid else (summary["average_radius"], average_by_papers_bound(opened))
-        shown = [_marked(average, acr, here) for average in averages] or ["–", "–"]
-        cells = [floor_percent(share) for share in summary["certified"]]
-        training, network = training_of(run), CELLS[name][sigma].network
-        trained = (training.recipe, *(training.settings[key] for key in ("sigma", "epochs", "batch_size")))
-        if trained != (recipe_text(parse_recipe(network.recipe)), network.noise, network.epochs, network.batch_size):
-            raise ValueError(f"{run} is of a network that was trained otherwise than this script does: {trained}.")
-        each = f"{summary['draws'] / summary['rows']:,.0f}"
-        effort = "grid" if grid else values["procedure"]["effort"]
-        how = f"{effort}, {values['plan'].get('precision', 'fp32')}"
-        figures = " | ".join([network.length, *shown, *cells, each, how])
-        noises = dict.fromkeys(one.noise for one in (*network.ancestors, network))
-        other = f", trained at σ = {', '.join(map('{:g}'.format, noises))}" if [*noises] != [sigma] else ""
-        lines.append(f"| | ours: `{training.recipe}`{other}{_began(network)} | {figures} |")
+        lines += [_own_row(name, sigma, cell, acr, here) for cell in cells_of(name, sigma)]
     return [*lines, ""]
+
+
+def _own_row(name: str, sigma: float, cell: Cell, published: float, here: float) -> str:
+    """What a network of ours comes to, as a row of the table."""
+    run, radii, network = kept(name, sigma, wide=cell.wide), RADII[sigma], cell.network
+    if not (run / "run.json").exists():
+        return f"| | ours | | not certified yet |{' |' * (len(radii) + 3)}"
+    opened = open_run(run)
+    summary, values = summarize(opened, radii), opened.manifest.values
+    procedure = values["procedure"]["name"]
+    if (procedure == "Wide") != cell.wide:
+        raise ValueError(f"{run} was certified by {procedure}, which is not what this script does.")
+    averages = {
+        "Grid": lambda: ["–", "–"],  # knows which radii hold, not the largest that does
+        "Wide": lambda: [_marked(summary["average_radius"], published, here), "–"],  # its draws are not from σ
+        "Planned": lambda: [
+            _marked(average, published, here)
+            for average in (summary["average_radius"], average_by_papers_bound(opened))
+        ],
+    }[procedure]()
+    training = training_of(run)
+    trained = (training.recipe, *(training.settings[key] for key in ("sigma", "epochs", "batch_size")))
+    if trained != (recipe_text(parse_recipe(network.recipe)), network.noise, network.epochs, network.batch_size):
+        raise ValueError(f"{run} is of a network that was trained otherwise than this script does: {trained}.")
+    effort = values["procedure"]["effort"] if procedure != "Grid" else "grid"
+    how = f"{'wide, ' if cell.wide else ''}{effort}, {values['plan'].get('precision', 'fp32')}"
+    cells = [floor_percent(share) for share in summary["certified"]]
+    each = f"{summary['draws'] / summary['rows']:,.0f}"
+    noises = dict.fromkeys(one.noise for one in (*network.ancestors, network))
+    other = f", trained at σ = {', '.join(map('{:g}'.format, noises))}" if [*noises] != [sigma] else ""
+    seen = f", seeing {network.seen} pixels" if network.seen else ""
+    figures = " | ".join([network.length, *averages, *cells, each, how])
+    return f"| | ours: `{training.recipe}`{seen}{other}{_began(network)} | {figures} |"
 
 
 def write_table() -> Path:
@@ -431,13 +471,15 @@ def main() -> None:
         jobs = jobs_for(pairs, chosen.out)
         if chosen.train_only:
             jobs = [replace(job, certify=()) for job in jobs]
-        for generation in generations(CELLS[name][sigma].network for name, sigma in pairs):
+        networks = [cell.network for pair in pairs for cell in cells_of(*pair)]
+        for generation in generations(networks):
             run_jobs([network.training(chosen.out) for network in generation], chosen.out, workers=chosen.jobs)
         run_jobs(jobs, chosen.out, workers=chosen.jobs)
     for name, sigma in pairs:
-        for run in job_for(name, sigma, chosen.out).runs:
+        for cell in cells_of(name, sigma):
+            [run] = job_for(cell, sigma, chosen.out).runs
             if (run / "run.json").exists() and open_run(run).complete:
-                keep_run(run, kept(name, sigma), network=True)
+                keep_run(run, kept(name, sigma, wide=cell.wide), network=True)
     sys.stdout.write(f"{write_table()}\n")
 
 

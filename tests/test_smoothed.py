@@ -246,6 +246,13 @@ def test_a_mask_that_is_not_kept_to_is_seen(monkeypatch):
         smoothed(masked()).certify(PIXELS, "wide", n_max=500)
 
 
+def test_a_random_model_behind_a_mask_is_taken_at_its_word():
+    model = nn.Sequential(masked()[0], nn.Dropout(0.1), ChannelMeans())
+    model[1].forward = lambda x: nn.functional.dropout(x, 0.1)
+    found = smoothed(model, sigma=0.01, allow_random=True).certify(PIXELS, "wide", n_max=500)
+    assert found.procedure["dimension"] == 12
+
+
 @pytest.mark.parametrize("distance", [0.5, 2.0])
 def test_a_wide_certificate_holds_for_a_classifier_whose_radius_is_known(distance):
     """Linear in one direction: the smoothed classifier's radius is the distance to the plane."""

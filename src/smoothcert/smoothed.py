@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from smoothcert.execution import Execution, OnTrial
 from smoothcert.inputs import Range, as_float32, check_values, content_id, split_batch
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import Model, check_contract, evaluating
-from smoothcert.models.layers import front_mask
+from smoothcert.models.layers import front_mask, values_seen
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
 from smoothcert.progress import ProgressBar
 from smoothcert.records import Bounds, Certificate, Decision, Prediction
@@ -399,8 +398,7 @@ class Smoothed:
         """The procedure with what it has to know of the model: of how many values its answers are a function."""
         if not isinstance(procedure, Wide):
             return procedure
-        mask = front_mask(self.model)
-        return procedure.settled(prod(shape) if mask is None else mask.count)
+        return procedure.settled(values_seen(self.model, shape))
 
     def _noise_for(self, x: npt.NDArray[np.float32]) -> Noise:
         if isinstance(self._noise, Noise):
@@ -434,7 +432,7 @@ class Smoothed:
     def _check_mask(self, model: Model, probes: torch.Tensor) -> None:
         """Raise ModelError if answers change with what the model's mask hides; another backend might not keep to it."""
         mask = front_mask(self.model)
-        if mask is None:
+        if mask is None or self._allow_random:  # what is random changes anyway
             return
         with torch.inference_mode(), evaluating(model):
             answers, others = model(probes), model(torch.where(mask.kept, probes, -1.0 - probes))

@@ -5,7 +5,7 @@ from torch import nn
 from smoothcert import AvgPooled, FixedN, GaussianNoise, Masked, Normalize, Resized, Smoothed
 from smoothcert.errors import ConfigError
 from smoothcert.models.architectures import cifar_resnet, lenet, mlp, small_cnn
-from smoothcert.models.layers import front_mask
+from smoothcert.models.layers import front_mask, values_seen
 
 
 def test_normalize_standardises_each_channel():
@@ -45,8 +45,29 @@ def test_a_model_is_behind_a_mask_only_if_all_of_it_is():
         def forward(self, x):
             return super().forward(x) + x
 
-    for other in (nn.Linear(2, 2), nn.Sequential(), nn.Sequential(nn.Identity(), mask), Both(mask), lambda x: x):
+    class Kinder(Masked):
+        """Hides nothing."""
+
+        def forward(self, x):
+            return x
+
+    for other in (
+        nn.Sequential(Kinder(mask.kept)),
+        nn.Linear(2, 2),
+        nn.Sequential(),
+        nn.Sequential(nn.Identity(), mask),
+        Both(mask),
+        lambda x: x,
+    ):
         assert front_mask(other) is None
+
+
+def test_a_mask_that_is_spread_over_the_input_counts_for_nothing():
+    """One row of three columns kept, for every row: nine values decide, not three."""
+    model = nn.Sequential(Masked(torch.tensor([[True, True, True, False]])), nn.Flatten())
+    assert values_seen(model, (3, 4)) == 12
+    assert values_seen(model, (1, 4)) == 3
+    assert values_seen(nn.Flatten(), (3, 4)) == 12
 
 
 class Halves(nn.Module):

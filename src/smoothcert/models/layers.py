@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,14 @@ def front_mask(model: object) -> Masked | None:
     """The mask that all of a model is behind, if it is behind one."""
     plain = type(model) is nn.Sequential  # others might do more than one layer after the other
     first = model[0] if plain and len(model) else None
-    return first if isinstance(first, Masked) else None
+    return first if type(first) is Masked else None
+
+
+def values_seen(model: object, shape: tuple[int, ...]) -> int:
+    """Of how many values of an input of this shape the model's answer is a function: of no more than these."""
+    mask = front_mask(model)
+    # A mask of another shape is spread over the input, where it keeps more values than it counts.
+    return mask.count if mask is not None and mask.kept.shape == shape else prod(shape)
 
 
 class AvgPooled(nn.Module):

@@ -18,7 +18,7 @@ from smoothcert.stats.procedures import Draws, fixed_bounds
 
 TRIAL = 1_000
 MOST_VALUES = 10_000  # of an input, beyond which less than a thousandth is gained
-_SLACK = 1e-9  # many times the error of the probabilities below, which tests hold against 30 digits
+_SLACK = 1e-9  # many times the error of the probabilities below, which is about 1e-13
 _WIDENING = 0.8  # of what is best for a unanimous vote: as good for that within a tenth, and kinder to others
 
 
