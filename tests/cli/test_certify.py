@@ -47,6 +47,23 @@ def test_json_sums_the_run_up(capsys, checkpoint, tmp_path):
     assert json.loads(capsys.readouterr().out) == found
 
 
+def test_wider_draws_find_out_what_they_need_to_know_of_the_model(capsys, checkpoint, tmp_path):
+    words = ["certify", checkpoint, "digits", "--out", str(tmp_path / "run"), *FAST, "--first", "4"]
+    assert main([*words, "--procedure", "wide"]) == 0
+    assert "dimension=64" in capsys.readouterr().out.replace("\n", "")
+    run = runs.open(tmp_path / "run")
+    assert run.manifest.values["procedure"]["dimension"] == 64
+    assert run.manifest.values["procedure"]["width"] > 1
+    assert main([*words, "--procedure", "wide", "--resume"]) == 0
+    assert main(["verify", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main([*words, "--procedure", "wide", "--width", "1.2", "--resume"]) != 0
+    assert "procedure.width" in capsys.readouterr().err
+    assert main(["certify", checkpoint, "digits", "--out", str(tmp_path / "other"), *FAST, "--width", "1.2"]) != 0
+    assert "for the procedure wide" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
 def test_the_papers_procedure_makes_its_draws(checkpoint, tmp_path):
     assert (
         main(
