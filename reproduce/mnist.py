@@ -291,7 +291,7 @@ CELLS = {
     },
     "cat-rs": {
         0.25: Cell(CAT_RS, None),
-        0.5: Cell(CAT_RS),
+        0.5: Cell(CAT_RS_05, precision="fp32"),
         1.0: Cell(CAT_RS_1, 5e-7, "fp32"),
     },
 }
