@@ -392,8 +392,10 @@ def generations(networks: Iterable[Network]) -> list[list[Network]]:
 
     before: set[Network] = set()
     for network in networks:
-        *_, last = -1, *(place for place, one in enumerate(network.ancestors) if one.file)
-        before.update(network.ancestors[last + 1 :])  # what is kept needs no training, nor do those it goes back to
+        ancestor = network.start
+        while ancestor is not None and ancestor.file is None:  # what is kept needs no training, nor what it began as
+            before.add(ancestor)
+            ancestor = ancestor.start
     return [list(generation) for _, generation in groupby(sorted(before, key=age), key=age)]
 
 
@@ -464,14 +466,11 @@ def _own_row(name: str, sigma: float, cell: Cell, published: float, here: float)
     procedure = values["procedure"]["name"]
     if (procedure == "Wide") != cell.wide:
         raise ValueError(f"{run} was certified by {procedure}, which is not what this script does.")
-    averages = {
-        "Grid": lambda: ["–", "–"],  # knows which radii hold, not the largest that does
-        "Wide": lambda: [_marked(summary["average_radius"], published, here), "–"],  # its draws are not from σ
-        "Planned": lambda: [
-            _marked(average, published, here)
-            for average in (summary["average_radius"], average_by_papers_bound(opened))
-        ],
-    }[procedure]()
+    averages = ["–", "–"]  # Grid knows which radii hold, not the largest that does
+    if procedure != "Grid":
+        averages[0] = _marked(summary["average_radius"], published, here)
+    if procedure == "Planned":  # draws that are not from σ do not tell
+        averages[1] = _marked(average_by_papers_bound(opened), published, here)
     training = training_of(run)
     trained = (training.recipe, *(training.settings[key] for key in ("sigma", "epochs", "batch_size")))
     if trained != (recipe_text(parse_recipe(network.recipe)), network.noise, network.epochs, network.batch_size):

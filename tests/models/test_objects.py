@@ -6,9 +6,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from networks import votes
-from smoothcert import models
+from smoothcert import Masked, Normalize, models
 from smoothcert.errors import ModelError
 
 
@@ -81,3 +82,10 @@ def test_a_package_in_the_working_directory_is_found(tmp_path, monkeypatch):
             models.load(f"my_models.nets:{name}")
     with pytest.raises(ModelError, match=r"Cannot import 'my_models\.none'"):
         models.load("my_models.none:x")
+
+
+def test_normalisation_is_seen_behind_a_mask():
+    mask = Masked(torch.ones(1, 2, 2, dtype=torch.bool))
+    scaled = nn.Sequential(Normalize([0.5], [0.25]), nn.Flatten())
+    assert "(x − (0.5)) / (0.25)" in models.load(nn.Sequential(mask, scaled)).normalization
+    assert "(x −" not in models.load(nn.Sequential(mask)).normalization

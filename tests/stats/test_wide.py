@@ -18,7 +18,7 @@ from smoothcert.stats.procedures import drawn_width, fixed_bounds, run
 from smoothcert.stats.radii import cohen_radius
 from smoothcert.stats.wide import TRIAL, Wide, good_width, wide_depth
 
-CASES = [(1, 2.0), (2, 2.5), (8, 1.5), (64, 1.09), (300, 1.02), (784, 1.0074), (3072, 1.002)]
+CASES = [(1, 2.0), (2, 2.5), (8, 1.5), (64, 1.09), (300, 1.02), (784, 1.0074), (3072, 1.002), (10_000, 1.0006)]
 DEPTHS = (0.3, 1.0, 2.0, 3.7996)
 
 
@@ -145,6 +145,18 @@ def test_a_wrong_ball_only_costs(monkeypatch):
     assert wide_depth.__wrapped__(7e-5, 7e-5, width=1.09, dimension=64) == 0.0
 
 
+def test_nothing_is_claimed_where_the_probabilities_are_not_known_well_enough():
+    """Of noises that are nearly as wide as each other the worst ball is huge, and SciPy loses digits."""
+    assert wide._most(7e-5, 3.8, 1 + 1e-6, 784) == math.inf
+    assert wide._most(7e-5, math.nan, 1.01, 784) == math.inf
+    assert wide_depth(7e-5, 7e-5, width=1 + 1e-6, dimension=784) < 0.1
+
+
+@pytest.mark.parametrize(("n_max", "dimension"), [(10, 784), (10, 10_000), (300, 10_000), (100_000, 10_000)])
+def test_every_default_width_is_one_that_is_taken(n_max, dimension):
+    assert Wide(n_max=n_max).settled(dimension).width >= wide.LEAST_WIDTH
+
+
 def test_the_fewer_the_values_the_more_a_unanimous_vote_certifies():
     q = float(clopper_pearson_upper(0, 100_000, 0.001))
     usual = float(cohen_radius(q, sigma=1.0))
@@ -246,7 +258,8 @@ def test_what_is_not_settled_is_not_run():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"width": 1.0}, r"`width` in \(1, 10\], got 1.0"),
+        ({"width": 1.0}, r"`width` in \[1.0001, 10\], got 1.0"),
+        ({"width": 1.00001}, r"`width` in \[1.0001, 10\]"),
         ({"width": math.nan}, "`width`"),
         ({"dimension": 0}, "`dimension`"),
         ({"dimension": 150_528}, "gain less than 0.1 % for inputs of more than 10,000 values, got 150,528: use"),

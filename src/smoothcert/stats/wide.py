@@ -18,7 +18,9 @@ from smoothcert.stats.procedures import Draws, fixed_bounds
 
 TRIAL = 1_000
 MOST_VALUES = 10_000  # of an input, beyond which less than a thousandth is gained
-_SLACK = 1e-9  # many times the error of the probabilities below, which is about 1e-13
+LEAST_WIDTH = 1.0001
+_SLACK = 1e-9  # many times the error of the probabilities below, which is at most 1e-12 up to the next number
+_FARTHEST = 3e4  # the centre of a ball: beyond, SciPy's non-central χ² is wrong in the seventh digit
 _WIDENING = 0.8  # of what is best for a unanimous vote: as good for that within a tenth, and kinder to others
 
 
@@ -54,8 +56,8 @@ class Wide:
         self._planned()
         if self.dimension is not None:
             _check_dimension(self.dimension)
-        if self.width is not None and not 1 < self.width <= 10:
-            raise ConfigError(f"Expected `width` in (1, 10], got {self.width!r}.")
+        if self.width is not None and not LEAST_WIDTH <= self.width <= 10:
+            raise ConfigError(f"Expected `width` in [{LEAST_WIDTH}, 10], got {self.width!r}.")
 
     def settled(self, dimension: int) -> Wide:
         """This procedure for answers that depend on `dimension` values, with its width.
@@ -121,7 +123,7 @@ def good_width(dimension: int, n_max: int, alpha: float) -> float:
     the same: width² = 1 + r²/d would be the best for a unanimous vote of radius r (found numerically).
     """
     depth = -float(ndtri(clopper_pearson_upper(0, n_max, alpha)))
-    return round(math.sqrt(1 + _WIDENING * depth**2 / dimension), 6)
+    return max(LEAST_WIDTH, round(math.sqrt(1 + _WIDENING * depth**2 / dimension), 6))
 
 
 @lru_cache(maxsize=4096)
@@ -165,6 +167,8 @@ def _most(q: float, r: float, width: float, dimension: int) -> float:
 
     shrinkage = 1 - width**-2
     centre = r / shrinkage
+    if not centre <= _FARTHEST:
+        return math.inf
     far, near = (centre / width) ** 2, (centre - r) ** 2
     ball = float(ncx2.ppf(q, dimension, far)) * width**2
     drawn, smoothing = float(ncx2.cdf(ball / width**2, dimension, far)), float(ncx2.cdf(ball, dimension, near))
