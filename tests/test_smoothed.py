@@ -11,16 +11,16 @@ from smoothcert import (
     FixedN,
     GaussianNoise,
     GridGaussianNoise,
-    Masked,
     Normalize,
     Predict,
     Prediction,
+    Projected,
     Smoothed,
     Wide,
 )
-from smoothcert.errors import ConfigError, ModelError
+from smoothcert.errors import ConfigError, InputError
 from smoothcert.sampling import count_votes_together
-from smoothcert.stats.wide import good_width, wide_depth
+from smoothcert.stats.wide import FAR, good_width, wide_depth
 from smoothcert.worst_cases import LinearClassifier
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 4, 4) * 5
@@ -208,7 +208,7 @@ def test_wide_draws_are_from_the_wider_noise_and_the_radius_is_of_the_smoothing_
     width = good_width(48, 2000, 0.01)
     common = {**settings, "rival": True, "effort": "balanced"}
     assert found.procedure == {"name": "Wide", **common, "dimension": 48, "width": width}
-    sigmas = [0.2, 0.2, 0.2 * width, 0.2 * width]
+    sigmas = [0.2, 0.2, 0.2 * FAR, 0.2 * width]
     assert drawn == [("grid", sigma, n) for sigma, n in zip(sigmas, (100, 1000, 1000, 2000), strict=True)]
     q = found.bounds.q_a_upper
     depth = wide_depth(q, q, width=width, dimension=48)
@@ -224,14 +224,53 @@ def test_wide_draws_of_floats_and_of_a_noise_that_is_given():
     assert (given.noise, given.sigma) == ("grid", 0.5)
 
 
-def masked():
-    kept = torch.zeros(3, 4, 4, dtype=torch.bool)
-    kept[:, 1:3, 1:3] = True
-    return nn.Sequential(Masked(kept), ChannelMeans())
+def directions(count, seed=0):
+    drawn = np.random.default_rng(seed).normal(size=(48, count))
+    return torch.from_numpy(np.linalg.qr(drawn)[0].T.copy()).reshape(count, 3, 4, 4)
+
+
+def projected(count=12):
+    """The classifier of colours behind a projection that keeps what it looks at, and other directions."""
+    means = torch.zeros(3, 3, 4, 4)
+    for channel in range(3):
+        means[channel, channel] = 0.25
+    others = directions(count - 3).float().flatten(1)
+    others = torch.linalg.qr(torch.cat([means.flatten(1), others]).T)[0].T[3:]
+    return nn.Sequential(Projected(torch.cat([means.flatten(1), others]).reshape(count, 3, 4, 4)), ChannelMeans())
+
+
+def test_noise_is_added_to_the_coordinates_that_a_model_sees(monkeypatch):
+    drawn = []
+
+    def count(model, requests, **settings):
+        drawn.extend(requests)
+        return count_votes_together(model, requests, **settings)
+
+    monkeypatch.setattr("smoothcert.smoothed.count_votes_together", count)
+    model = projected()
+    found = smoothed(model).certify(PIXELS, QUICK)
+    assert (found.noise, found.label) == ("gaussian", 2)
+    expected = model[0].directions.double().flatten(1) @ torch.from_numpy(PIXELS / 255).flatten()
+    for request in drawn:
+        np.testing.assert_allclose(request.x, expected, rtol=1e-6, atol=1e-6)
+    assert sum(request.n for request in drawn) == sum(stage.n for stage in found.stages)
+
+
+def test_a_projected_model_smoothed_in_coordinates_is_the_one_smoothed_in_pixels():
+    """The same votes in law: both have the shares that noise on all pixels gives the projected classifier."""
+    model, n, x = projected(), 40_000, PIXELS // 5
+    [stage] = smoothed(model).predict(x, Predict(n=n)).stages
+    whole = smoothed(lambda x: model(x), num_classes=3).predict(x, Predict(n=n))
+    [pixels] = whole.stages
+    assert whole.noise == "grid"
+    for one, other in zip(stage.counts, pixels.counts, strict=True):
+        share = (one + other) / (2 * n)
+        assert abs(one - other) <= 4.5 * np.sqrt(2 * n * share * (1 - share))
+    assert min(stage.counts) > 1000
 
 
 def test_the_dimension_is_that_of_what_the_model_sees():
-    g = smoothed(masked())
+    g = smoothed(projected())
     assert g.certify(PIXELS, "wide", n_max=500).procedure["dimension"] == 12
     assert g.certify(PIXELS, Wide(n_max=500, dimension=48), index=0).procedure["dimension"] == 48
     with pytest.raises(ConfigError, match="at least 12"):
@@ -240,17 +279,42 @@ def test_the_dimension_is_that_of_what_the_model_sees():
         smoothed().certify(PIXELS, Wide(dimension=12))
 
 
-def test_a_mask_that_is_not_kept_to_is_seen(monkeypatch):
-    monkeypatch.setattr(Masked, "forward", lambda _, x: x)
-    with pytest.raises(ModelError, match="change with the values that the mask hides"):
-        smoothed(masked()).certify(PIXELS, "wide", n_max=500)
+def test_a_projected_model_takes_inputs_of_its_shape_and_float_noise():
+    g = smoothed(projected())
+    for ask in (lambda: g.certify(PIXELS.transpose(1, 2, 0), QUICK), lambda: g.plan_for((4, 4, 3))):
+        with pytest.raises(InputError, match=r"shape \(3, 4, 4\)"):
+            ask()
+    for settings in ({"noise": "grid"}, {"secure": True, "seed": None}):
+        with pytest.raises(ConfigError, match="Grid noise"):
+            smoothed(projected(), **settings)
 
 
-def test_a_random_model_behind_a_mask_is_taken_at_its_word():
-    model = nn.Sequential(masked()[0], nn.Dropout(0.1), ChannelMeans())
-    model[1].forward = lambda x: nn.functional.dropout(x, 0.1)
-    found = smoothed(model, sigma=0.01, allow_random=True).certify(PIXELS, "wide", n_max=500)
-    assert found.procedure["dimension"] == 12
+@pytest.mark.parametrize(("plan", "precision"), [("eager", "fp32"), ("openvino", "fp32"), ("openvino", "int8")])
+def test_backends_run_a_projected_model_from_its_coordinates(plan, precision):
+    pytest.importorskip("openvino") if plan == "openvino" else None
+    model = nn.Sequential(projected()[0], nn.Flatten(), nn.Linear(48, 3))
+    means = torch.kron(torch.eye(3), torch.full((1, 16), 1 / 16))
+    model[2].load_state_dict({"weight": means, "bias": torch.zeros(3)})
+    calibration = np.stack([PIXELS / 255, 1 - PIXELS / 255])
+    g = smoothed(model, plan=plan, precision=precision, batch_size=64, calibration=calibration)
+    assert (g.check(PIXELS), g.seconds_per_draw(PIXELS) > 0) == (3, True)
+    found = g.certify(PIXELS, QUICK)
+    assert (found.label, found.executed is None) == (2, plan == "eager")
+    assert g.executed((3, 4, 4)) == found.executed
+
+
+@pytest.mark.parametrize("distance", [0.5, 1.5])
+def test_a_certificate_in_coordinates_holds_for_a_classifier_whose_radius_is_known(distance):
+    """A half-space of R^48 whose normal is among the directions: the radius is the distance in pixels."""
+    normal = directions(1).flatten().float()
+    basis = torch.linalg.qr(torch.cat([normal[None], directions(7, seed=1).float().flatten(1)]).T)[0].T
+    model = nn.Sequential(Projected(basis.reshape(8, 48)), nn.Linear(48, 2))
+    weights, bias = torch.stack([-normal, normal]), torch.tensor([-distance, distance])
+    model[1].load_state_dict({"weight": weights, "bias": bias})
+    for seed in range(10):
+        g = Smoothed(model, 0.25, input_range=None, seed=seed)
+        for procedure in (Wide(n_max=20_000, effort="full"), FixedN(n=20_000)):
+            assert 0.5 * min(distance, 1) < g.certify(np.zeros(48, np.float32), procedure).radius < distance
 
 
 @pytest.mark.parametrize("distance", [0.5, 2.0])

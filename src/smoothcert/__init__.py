@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smoothcert.models.layers import AvgPooled, Masked, Normalize, Resized
+    from smoothcert.models.layers import AvgPooled, Normalize, Projected, Resized
     from smoothcert.noise import GaussianNoise, GridGaussianNoise
     from smoothcert.records import Bounds, Certificate, Prediction, Votes
     from smoothcert.smoothed import Smoothed
@@ -30,11 +30,11 @@ _HOMES = {
     "GaussianNoise": "noise",
     "Grid": "stats.grid",
     "GridGaussianNoise": "noise",
-    "Masked": "models.layers",
     "Normalize": "models.layers",
     "Planned": "stats.planned",
     "Predict": "stats.procedures",
     "Prediction": "records",
+    "Projected": "models.layers",
     "Resized": "models.layers",
     "SequentialPredict": "stats.procedures",
     "Smoothed": "smoothed",
@@ -52,11 +52,11 @@ __all__ = [
     "GaussianNoise",
     "Grid",
     "GridGaussianNoise",
-    "Masked",
     "Normalize",
     "Planned",
     "Predict",
     "Prediction",
+    "Projected",
     "Resized",
     "SequentialPredict",
     "Smoothed",

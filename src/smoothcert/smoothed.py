@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,12 +15,12 @@ import torch
 from torch import nn
 
 from smoothcert.checks import check_choice, check_count, check_sigma
-from smoothcert.errors import ConfigError, InputError, ModelError
+from smoothcert.errors import ConfigError, InputError
 from smoothcert.execution import Execution, OnTrial
 from smoothcert.inputs import Range, as_float32, check_values, content_id, split_batch
 from smoothcert.models.classifier import Classifier
-from smoothcert.models.contract import Model, check_contract, evaluating
-from smoothcert.models.layers import front_mask, values_seen
+from smoothcert.models.contract import Model, check_contract
+from smoothcert.models.layers import split_projection
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
 from smoothcert.progress import ProgressBar
 from smoothcert.records import Bounds, Certificate, Decision, Prediction
@@ -120,7 +121,8 @@ class Smoothed:
     Args:
         model: what `models.load` gives, or any callable from a batch [B, *D] to scores [B, K] or integer labels [B]; a
             module is put into eval mode while it is used and moved to `device`. Normalisation belongs inside it (see
-            `Normalize`). A module on the CPU is called from several threads at once.
+            `Normalize`). A module on the CPU is called from several threads at once. If it begins with a `Projected`,
+            noise is added to the coordinates, which is the same smoothed classifier.
         sigma: the noise's standard deviation, in the units of the input (pixels in [0, 1]).
         num_classes: how many classes there are; found out by asking the model if it returns scores.
         noise: "grid" for inputs on the 8-bit grid k/255, sound in floating-point arithmetic too; "gaussian" for any
@@ -191,6 +193,13 @@ class Smoothed:
             raise ConfigError("A secure run needs grid noise: float noise can be seen through by a hostile model.")
         self.device = pick_device(model, device)
         self.model = model.to(self.device) if isinstance(model, nn.Module) else model
+        self._projection, self._behind = split_projection(self.model)
+        if self._projection is not None:
+            self._projection.check()
+            if secure or noise == "grid":
+                raise ConfigError(
+                    "Grid noise is for values on a grid, which a model's coordinates are not: take gaussian."
+                )
         self.num_classes = num_classes
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.input_range = input_range
@@ -198,13 +207,13 @@ class Smoothed:
         self._secure, self._allow_random, self._progress = secure, allow_random, progress
         self._on_draws = on_draws
         self._execution = Execution(
-            self.model,
+            self._behind,
             self.sigma,
             self.device,
             plan=plan,
             precision=precision,
             batch_size=batch_size,
-            calibration=None if calibration is None else as_float32(calibration),
+            calibration=None if calibration is None else self._points(as_float32(calibration)),
             weights_hash=weights_hash,
         )
         self._key = make_key(seed) if key is None else parse_key(key)
@@ -334,10 +343,11 @@ class Smoothed:
         for i, (one, name) in enumerate(zip(inputs, names, strict=True)):  # all are looked at before any forward pass
             check_values(one, self.input_range)
             procedure = self.settled(procedure_for(i, len(inputs)), one.shape)
-            cases.append(_Case(one, name, self._noise_for(one), procedure, Running(procedure)))
+            point = self._point(one)
+            cases.append(_Case(point, name, self._noise_for(point), procedure, Running(procedure)))
         with preserved_random_state(enabled=not self._allow_random):
             self._run(cases)
-        executed = self.executed(cases[0].x.shape)
+        executed = self.executed(inputs[0].shape)
         results = [self._result(case, conclude, executed) for case in cases]
         return results if batched else results[0]
 
@@ -398,12 +408,12 @@ class Smoothed:
         """The procedure with what it has to know of the model: of how many values its answers are a function."""
         if not isinstance(procedure, Wide):
             return procedure
-        return procedure.settled(values_seen(self.model, shape))
+        return procedure.settled(prod(self._point_shape(shape)))
 
     def _noise_for(self, x: npt.NDArray[np.float32]) -> Noise:
         if isinstance(self._noise, Noise):
             noise = self._noise
-        elif self._noise == "gaussian":
+        elif self._noise == "gaussian" or self._projection is not None:
             noise = GaussianNoise(self.sigma)
         else:
             noise = GridGaussianNoise(self.sigma)
@@ -422,38 +432,50 @@ class Smoothed:
             noise.fill(noise.centre(x), Stream(self._key, "probe", _PROBE_STAGE), 0, rows)
             probes = torch.from_numpy(rows).view(_PROBES, *x.shape).to(self.device)
             executed = self._execution.executed(x.shape)
-            for model in [self.model] if executed is self.model else [self.model, executed]:
+            for model in [self._behind] if executed is self._behind else [self._behind, executed]:
                 self._checked[x.shape] = check_contract(
                     model, probes, num_classes=self.num_classes, allow_random=self._allow_random
                 )
-                self._check_mask(model, probes)
         return self._checked[x.shape]
 
-    def _check_mask(self, model: Model, probes: torch.Tensor) -> None:
-        """Raise ModelError if answers change with what the model's mask hides; another backend might not keep to it."""
-        mask = front_mask(self.model)
-        if mask is None or self._allow_random:  # what is random changes anyway
-            return
-        with torch.inference_mode(), evaluating(model):
-            answers, others = model(probes), model(torch.where(mask.kept, probes, -1.0 - probes))
-        if not torch.equal(answers, others):
-            raise ModelError("The model is behind a mask, but its answers change with the values that the mask hides.")
+    def _point(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Where noise is added: at the input, or at its coordinates if the model begins with a projection."""
+        return self._points(x[None])[0]
+
+    def _points(self, batch: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The same for a batch [B, *D]; coordinates are computed in double precision, and rounded in the end."""
+        if self._projection is None:
+            return batch
+        [size] = self._point_shape(batch.shape[1:])
+        directions = self._projection.directions.cpu().numpy().astype(np.float64).reshape(size, -1)
+        return np.asarray(batch.reshape(len(batch), -1) @ directions.T, np.float32)
+
+    def _point_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the points of inputs of this shape."""
+        if self._projection is None:
+            return shape
+        expected = tuple(self._projection.directions.shape[1:])
+        if tuple(shape) != expected:
+            raise InputError(f"Expected inputs of shape {expected}, as the model's directions have, got {shape}.")
+        return (self._projection.count,)
 
     def check(self, x: Any) -> int:
         """Check the model's contract on noisy copies of one input; return the number of classes."""
         one = as_float32(x)
         check_values(one, self.input_range)
         with preserved_random_state(enabled=not self._allow_random):
-            return self._check_model(self._noise_for(one), one)
+            point = self._point(one)
+            return self._check_model(self._noise_for(point), point)
 
     def seconds_per_draw(self, x: Any, draws: int = 256) -> float:
         """How long a draw takes, on noisy copies of one input that no procedure sees."""
         one = as_float32(x)
         num_classes = self.check(one)
-        request = Request(self._noise_for(one), one, draws, Stream(self._key, "timing", _PROBE_STAGE))
+        point = self._point(one)
+        request = Request(self._noise_for(point), point, draws, Stream(self._key, "timing", _PROBE_STAGE))
         started = time.perf_counter()
         count_votes_together(
-            self._execution.executed(one.shape),
+            self._execution.executed(point.shape),
             [request],
             num_classes=num_classes,
             plan=self.plan_for(one.shape),
@@ -463,22 +485,23 @@ class Smoothed:
 
     def plan_for(self, shape: tuple[int, ...]) -> Plan:
         """How forward passes on inputs of this shape are run: as given, as remembered, or as measured now."""
-        return self._execution.plan_for(shape)
+        return self._execution.plan_for(self._point_shape(shape))
 
     def tune(self, shape: tuple[int, ...], on_trial: OnTrial = lambda _: None) -> Plan:
         """Measure every way to run the forward passes on inputs of this shape, take the fastest and remember it.
 
         `on_trial` is told of each in the end.
         """
-        plan = self._execution.tune(shape, on_trial)
-        self._checked.pop(shape, None)
+        point = self._point_shape(shape)
+        plan = self._execution.tune(point, on_trial)
+        self._checked.pop(point, None)
         return plan
 
     def tunable(self, shape: tuple[int, ...]) -> bool:
         """True where it is not known yet how this model is run fastest, and measuring may find out."""
-        return self._execution.tunable(shape)
+        return self._execution.tunable(self._point_shape(shape))
 
     def executed(self, shape: tuple[int, ...]) -> str | None:
         """What answers in the base classifier's place: backend, precision and a hash; None for the network itself."""
-        content = self._execution.content_hash(shape)
+        content = self._execution.content_hash(self._point_shape(shape))
         return None if content is None else f"{self.plan_for(shape).execution}, {content}"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from networks import votes
-from smoothcert import Masked, Normalize, models
+from smoothcert import Normalize, Projected, models
 from smoothcert.errors import ModelError
 
 
@@ -84,8 +84,8 @@ def test_a_package_in_the_working_directory_is_found(tmp_path, monkeypatch):
         models.load("my_models.none:x")
 
 
-def test_normalisation_is_seen_behind_a_mask():
-    mask = Masked(torch.ones(1, 2, 2, dtype=torch.bool))
+def test_normalisation_is_seen_behind_a_projection():
+    projection = Projected(torch.eye(4).view(4, 1, 2, 2))
     scaled = nn.Sequential(Normalize([0.5], [0.25]), nn.Flatten())
-    assert "(x − (0.5)) / (0.25)" in models.load(nn.Sequential(mask, scaled)).normalization
-    assert "(x −" not in models.load(nn.Sequential(mask)).normalization
+    assert "(x − (0.5)) / (0.25)" in models.load(nn.Sequential(projection, scaled)).normalization
+    assert "(x −" not in models.load(nn.Sequential(projection)).normalization

@@ -16,7 +16,7 @@ from smoothcert.stats.bounds import clopper_pearson_upper
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import drawn_width, fixed_bounds, run
 from smoothcert.stats.radii import cohen_radius
-from smoothcert.stats.wide import TRIAL, Wide, good_width, wide_depth
+from smoothcert.stats.wide import FAR, TRIAL, Wide, good_width, wide_depth
 
 CASES = [(1, 2.0), (2, 2.5), (8, 1.5), (64, 1.09), (300, 1.02), (784, 1.0074), (3072, 1.002), (10_000, 1.0006)]
 DEPTHS = (0.3, 1.0, 2.0, 3.7996)
@@ -186,8 +186,18 @@ def test_nothing_is_claimed_without_a_majority(q):
 
 
 def world(rng, narrow, wide):
-    """Votes of a base classifier with these probabilities under the smoothing noise, and under the wider one."""
+    """Votes of a base classifier with these probabilities under the smoothing noise, and under wider ones."""
     return lambda _, wanted: Votes.of(rng.multinomial(wanted, narrow if drawn_width(wanted) == 1 else wide))
+
+
+def half_space(rng, distance):
+    """Votes of a classifier that is wrong beyond a plane at this distance."""
+
+    def draw(_, wanted):
+        wrong = rng.binomial(wanted, ndtr(-distance / drawn_width(wanted)))
+        return Votes((int(wanted) - wrong, wrong))
+
+    return draw
 
 
 @pytest.mark.parametrize("p", [(0.97, 0.02, 0.01), (0.6, 0.4), (0.1,) * 10], ids=len)
@@ -205,7 +215,7 @@ def test_a_unanimous_vote_is_certified_by_wider_draws():
         return Votes((n, 0))
 
     found, _ = run(Wide(n_max=50_000, dimension=64, width=1.08, effort="full"), draw)
-    assert wanted == [(100, 1.0), (1000, 1.0), (TRIAL, 1.08), (50_000, 1.08)]
+    assert wanted == [(100, 1.0), (1000, 1.0), (TRIAL, FAR), (50_000, 1.08)]
     q = float(clopper_pearson_upper(0, 50_000, 0.001))
     assert found == Bounds(0, q, q, wide_depth(q, q, width=1.08, dimension=64))
     assert found.separation > cohen_radius(q, sigma=1.0)
@@ -214,12 +224,30 @@ def test_a_unanimous_vote_is_certified_by_wider_draws():
 def test_wider_draws_are_not_made_where_a_trial_says_that_they_certify_less():
     """A half space 3.4 σ away in two dimensions: under noise of 2.6 times the width, answers are often wrong."""
     procedure = Wide(effort="full").settled(2)
-    wrong = [ndtr(-3.4), ndtr(-3.4 / procedure.width)]
-    found, stages = run(procedure, world(np.random.default_rng(4), *[(1 - one, one) for one in wrong]))
+    assert procedure.width > FAR
+    found, stages = run(procedure, half_space(np.random.default_rng(4), 3.4))
     assert [one.n for one in stages] == [100, 1000, TRIAL, 100_000]
     assert stages[2].counts[1] > 50
     assert found.separation is None
     assert found == fixed_bounds(stages[3], 0, 0.001, runner_up=found.p_b_upper < found.q_a_upper)
+
+
+@pytest.mark.parametrize("dimension", [64, 120, 784])
+def test_what_is_lost_by_a_wrong_choice_is_little_beside_what_wider_draws_gain(dimension):
+    """Half spaces near and far: hardly worse than Planned anywhere, and better where they are far."""
+    rng, procedure = np.random.default_rng(dimension), Wide(effort="full").settled(dimension)
+    gains = {}
+    for distance in (3.2, 3.6, 3.9, 4.2, 4.6, 5.0):
+        depths = []
+        for one in [procedure, Planned(effort="full")] * 150:
+            found, _ = run(one, half_space(rng, distance))
+            depths.append(-ndtri(found.q_a_upper) if found.separation is None else found.separation)
+        gains[distance] = np.mean(depths[::2]) - np.mean(depths[1::2])
+    usual = float(cohen_radius(clopper_pearson_upper(0, 100_000, 0.001), sigma=1.0))
+    q = float(clopper_pearson_upper(0, 100_000, 0.001))
+    most = wide_depth(q, q, width=procedure.width, dimension=dimension) - usual
+    assert min(gains.values()) > -0.03
+    assert gains[5.0] > 0.8 * most
 
 
 def test_the_trial_is_not_counted():

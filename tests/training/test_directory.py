@@ -14,7 +14,7 @@ from smoothcert.errors import ConfigError, InputError, ModelError, OutputError, 
 from smoothcert.lock import Lock
 from smoothcert.models.checkpoints import read_blueprint, save_checkpoint
 from smoothcert.models.dncnn import load_dncnn
-from smoothcert.models.layers import Masked, Normalize
+from smoothcert.models.layers import Normalize, Projected
 from smoothcert.models.sealed import read_safetensors
 from smoothcert.training import directory
 from smoothcert.training.directory import make_plan, run_training
@@ -323,46 +323,45 @@ def test_normalisation_follows_the_channels_unless_asked_for(few):
     assert make_plan(colours(), settings(), architecture="resnet20", normalize=False).blueprint().mean is None
 
 
-# Seeing a part of the input
+# Behind a projection
 
 
-def test_a_network_may_see_only_the_values_that_vary_most(digits, tmp_path):
-    plan = make_plan(digits[0], settings(epochs=4), pixels=40)
+def test_a_network_may_see_inputs_projected_on_few_directions(digits, tmp_path):
+    plan = make_plan(digits[0], settings(epochs=4), directions=20)
     run_training(plan, tmp_path / "net", test=digits[1])
     loaded = models.load(tmp_path / "net")
-    mask = loaded.network[0]
-    assert isinstance(mask, Masked)
-    assert mask.count == 40
-    variance = digits[0].inputs.astype(np.float64).var(0)
-    assert variance[mask.kept].min() >= variance[~mask.kept].max()
+    projection = loaded.network[0]
+    assert isinstance(projection, Projected)
+    assert projection.count == 20
+    inputs = digits[0].inputs.reshape(len(digits[0]), -1) / 255
+    left = inputs - projection(torch.from_numpy(inputs).float().view(-1, 1, 8, 8)).flatten(1).numpy()
+    values = np.linalg.svd(inputs, compute_uv=False)
+    assert np.square(left).sum() == pytest.approx(np.square(values[20:]).sum(), rel=1e-3)  # no 20 others leave less
     record = record_of(tmp_path / "net")
-    assert (record["pixels"], read_blueprint(tmp_path / "net" / "model.safetensors").pixels) == (40, 40)
+    assert (record["directions"], read_blueprint(tmp_path / "net" / "model.safetensors").directions) == (20, 20)
     assert record["result"]["test"]["noisy_accuracy"] > 0.3
-    assert "| sees | 40 values of an input |" in (tmp_path / "net" / "README.md").read_text("utf-8")
-    x = torch.rand(3, 1, 8, 8)
-    with torch.inference_mode():
-        assert torch.equal(loaded.network(x), loaded.network(torch.where(mask.kept, x, 9.0)))
+    assert "| sees | inputs projected on 20 directions |" in (tmp_path / "net" / "README.md").read_text("utf-8")
 
 
-def test_a_mask_comes_with_normalisation_and_goes_on(tmp_path):
-    run_training(make_plan(colours(), settings(epochs=1), architecture="resnet20", pixels=100), tmp_path / "first")
+def test_a_projection_comes_with_normalisation_and_goes_on(tmp_path):
+    run_training(make_plan(colours(), settings(epochs=1), architecture="resnet20", directions=100), tmp_path / "first")
     start = models.load(tmp_path / "first")
     assert isinstance(start.network[1][0], Normalize)
     other = ArrayData(colours().inputs[:, ::-1].copy(), colours().labels, None, "other colours")
     plan = make_plan(other, settings(), start=start)
-    assert (plan.pixels, plan.normalize) == (100, True)
+    assert (plan.directions, plan.normalize) == (100, True)
     found = plan.network().state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in start.network.state_dict().items())
-    with pytest.raises(ConfigError, match="drop `pixels`"):
-        make_plan(other, settings(), start=start, pixels=50)
+    with pytest.raises(ConfigError, match="drop `directions`"):
+        make_plan(other, settings(), start=start, directions=50)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_a_network_that_saw_all_can_be_trained_further_behind_a_mask(normalize, tmp_path):
+def test_a_network_that_saw_all_can_be_trained_further_behind_a_projection(normalize, tmp_path):
     first = make_plan(colours(), settings(epochs=1), architecture="resnet20", normalize=normalize)
     run_training(first, tmp_path / "first")
     start = models.load(tmp_path / "first")
-    plan = make_plan(colours(), settings(epochs=1), start=start, pixels=100)
+    plan = make_plan(colours(), settings(epochs=1), start=start, directions=100)
     network, seen = plan.network(), start.network.state_dict()
     assert network[0].count == 100
     assert all(torch.equal(tensor, seen[name]) for name, tensor in network[1].state_dict().items())
@@ -370,21 +369,26 @@ def test_a_network_that_saw_all_can_be_trained_further_behind_a_mask(normalize, 
     assert models.load(tmp_path / "second").network[0].count == 100
 
 
-def test_masks_that_cannot_be_are_refused(few, whole, tmp_path):
-    for pixels in (0, 65):
-        with pytest.raises(ConfigError, match="`pixels`"):
-            make_plan(few, settings(), pixels=pixels)
-    with pytest.raises(ConfigError, match="drop `pixels`"):
-        make_plan(few, settings(recipe="denoiser"), classifier=models.load(whole).network, pixels=10)
-    interrupted(make_plan(few, settings(), pixels=40), tmp_path / "net", 1)
-    with pytest.raises(ResumeError, match="pixels is 40 there and 41 here"):
-        run_training(make_plan(few, settings(), pixels=41), tmp_path / "net", resume=True)
+def test_projections_that_cannot_be_are_refused(few, whole, tmp_path):
+    for directions in (0, 65):
+        with pytest.raises(ConfigError, match="`directions`"):
+            make_plan(few, settings(), directions=directions)
+    with pytest.raises(ConfigError, match="drop `directions`"):
+        make_plan(few, settings(recipe="denoiser"), classifier=models.load(whole).network, directions=10)
+    large = ArrayData(np.zeros((2, 3, 64, 64), np.uint8), np.arange(2), None, "large")
+    with pytest.raises(ConfigError, match=r"at most 10,000 values for `directions`.* got 12,288"):
+        make_plan(large, settings(), architecture="resnet20", directions=10)
+    interrupted(make_plan(few, settings(), directions=40), tmp_path / "net", 1)
+    with pytest.raises(ResumeError, match="directions is 40 there and 41 here"):
+        run_training(make_plan(few, settings(), directions=41), tmp_path / "net", resume=True)
 
 
-def test_a_checkpoint_whose_mask_is_another_is_refused(few, tmp_path):
-    network = make_plan(few, settings(), pixels=40).network()
-    save_checkpoint(tmp_path / "m.safetensors", network, make_plan(few, settings(), pixels=41).blueprint())
-    with pytest.raises(ModelError, match="is to see 41 values and has 40"):
+def test_a_checkpoint_whose_directions_lengthen_inputs_is_refused(few, tmp_path):
+    plan = make_plan(few, settings(), directions=40)
+    network = plan.network()
+    network[0].directions *= 1.01
+    save_checkpoint(tmp_path / "m.safetensors", network, plan.blueprint())
+    with pytest.raises(ModelError, match="is damaged: Expected `directions`"):
         models.load(tmp_path / "m.safetensors")
 
 

@@ -28,7 +28,7 @@ from smoothcert.baselines.operations import (
 )
 from smoothcert.errors import ModelError
 from smoothcert.models.contract import evaluating
-from smoothcert.models.layers import Masked, Normalize
+from smoothcert.models.layers import Normalize, Projected
 
 SUPPORTED = (
     "linear and convolutional layers, batch norm in eval mode, ReLU, average and max-pooling, flatten, sums, "
@@ -96,7 +96,7 @@ def _compare(model: nn.Module, network: Network, example: Tensor) -> None:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Normalize | Masked) or super().is_leaf_module(m, module_qualified_name) or _sorts(m)
+        return isinstance(m, Normalize | Projected) or super().is_leaf_module(m, module_qualified_name) or _sorts(m)
 
 
 def _sorts(module: nn.Module) -> bool:
@@ -206,8 +206,10 @@ def _normalize(builder: _Builder, module: Normalize, place: int) -> int:
     return builder.add(Scale(1 / module.std, -module.mean / module.std), place)
 
 
-def _masked(builder: _Builder, module: Masked, place: int) -> int:
-    return builder.add(Scale(module.kept.to(builder.example.dtype)), place)
+def _projected(builder: _Builder, module: Projected, place: int) -> int:
+    shape, flat = builder.shape(place), module.directions.flatten(1).to(builder.example.dtype)
+    coordinates = builder.add(Linear(flat, None), builder.add(Reshape((flat.shape[1],)), place))
+    return builder.add(Reshape(shape), builder.add(Linear(flat.T, None), coordinates))
 
 
 def _relu(builder: _Builder, place: int, inplace: bool = False) -> int:  # noqa: ARG001 - the same either way
@@ -288,7 +290,7 @@ _MODULES: dict[type[nn.Module], Callable[[_Builder, Any, int], int]] = {
     nn.BatchNorm2d: _batch_norm,
     nn.BatchNorm1d: _batch_norm,
     Normalize: _normalize,
-    Masked: _masked,
+    Projected: _projected,
     nn.ReLU: lambda builder, _, place: _relu(builder, place),
     nn.Flatten: lambda builder, module, place: _flatten(builder, place, module.start_dim, module.end_dim),
     nn.MaxPool2d: lambda builder, m, place: _max_pool(

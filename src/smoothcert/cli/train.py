@@ -39,8 +39,8 @@ class TrainArguments(TrainSettings):
     """The architecture; by default one that suits the data: lenet, resnet20 or small-cnn."""
     normalize: Annotated[bool | None, tyro.conf.arg(metavar="True|False", help_behavior_hint="")] = None
     """Bring inputs to mean 0 and deviation 1 per channel, inside the network; by default for colour images."""
-    pixels: OptionalInt = None
-    """Let the network see only so many values of an input, those that vary most over the data."""
+    directions: OptionalInt = None
+    """Show the network inputs projected on so many directions, those in which the data is longest."""
     start: OptionalText = None
     """Begin with this MODEL's weights in place of random ones; weights that are not of ours need --arch too."""
     classifier: OptionalText = None
@@ -72,7 +72,7 @@ class TrainArguments(TrainSettings):
             settings,
             architecture=self.arch,
             normalize=self.normalize,
-            pixels=self.pixels,
+            directions=self.directions,
             classifier=None if classifier is None else classifier.network,
             classifier_source=None if classifier is None else f"{classifier.source} ({classifier.weights_hash})",
             start=None if self.start is None else load_model(self.start, arch=self.arch),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from smoothcert.errors import ModelError, SmoothcertError
+from smoothcert.errors import ConfigError, ModelError, SmoothcertError
 from smoothcert.models.architectures import ALIASES, ARCHITECTURES, build
 from smoothcert.models.classifier import AS_GIVEN, Classifier, affine_words
 from smoothcert.models.hashes import hash_tensors
-from smoothcert.models.layers import Masked, Normalize, front_mask
+from smoothcert.models.layers import Normalize, Projected, front_projection
 from smoothcert.models.sealed import read_safetensors, write_sealed
 from smoothcert.models.weights import load_weights
 
@@ -37,19 +38,20 @@ class Blueprint:
     classes: tuple[str, ...] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    pixels: int | None = None
-    """How many values of an input the network sees, where it is not all; the weights say which."""
+    directions: int | None = None
+    """On how many directions inputs are projected, if they are; the weights say which."""
     sigma: float | None = None
     data: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
 
     def network(self) -> nn.Module:
-        """The network without its weights, behind its normalisation and its mask if it has them."""
+        """The network without its weights, behind its normalisation and its projection if it has them."""
         network = _built(self.architecture, self.num_classes, self.input_shape)
         if self.mean is not None and self.std is not None:
             network = nn.Sequential(Normalize(self.mean, self.std), network)
-        if self.pixels is not None:
-            network = nn.Sequential(Masked(torch.ones(self.input_shape, dtype=torch.bool)), network)
+        if self.directions is not None:
+            some = torch.eye(self.directions, prod(self.input_shape)).unflatten(1, self.input_shape)
+            network = nn.Sequential(Projected(some), network)
         return network
 
     @property
@@ -94,9 +96,12 @@ def load_checkpoint(
         raise ModelError(f"{path} holds a network of architecture {blueprint.architecture!r}, not {architecture!r}.")
     network = blueprint.network()
     load_weights(network, weights, str(path))
-    mask = front_mask(network)
-    if mask is not None and mask.count != blueprint.pixels:
-        raise ModelError(f"{path} is damaged: its network is to see {blueprint.pixels} values and has {mask.count}.")
+    projection = front_projection(network)
+    if projection is not None:
+        try:
+            projection.check()
+        except ConfigError as error:
+            raise ModelError(f"{path} is damaged: {error}") from error
     return Classifier(
         network=network.eval(),
         source=str(path),

@@ -109,9 +109,9 @@ class CertifySettings(RunSettings):
     """Settings of a run that certifies."""
 
     procedure: Literal["auto", "planned", "wide", "grid", "paper"] = "auto"
-    """planned: as large a radius as the draws allow; wide: the same, by draws from a wider noise where votes are
-    unanimous, which certifies more if inputs have few values; grid: which of --radii hold; paper: CERTIFY with n-max
-    draws; auto: grid where radii are given, else planned."""
+    """planned: as large a radius as the draws allow; wide: the same, by draws from a wider noise where a trial promises
+    more, as it does if votes are unanimous and inputs have few values; grid: which of --radii hold; paper: CERTIFY with
+    n-max draws; auto: grid where radii are given, else planned."""
     radii: Floats = ()
     """Radii to decide upon; far fewer draws than finding one radius per input."""
     effort: Effort = "balanced"

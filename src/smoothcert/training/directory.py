@@ -13,7 +13,7 @@ import json
 import platform
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -37,11 +37,12 @@ from smoothcert.models.checkpoints import WEIGHTS_FILE, Blueprint, read_blueprin
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import evaluating
 from smoothcert.models.dncnn import DnCNN, save_dncnn
-from smoothcert.models.layers import Normalize, front_mask
+from smoothcert.models.layers import Normalize, Projected, front_projection, principal_directions
 from smoothcert.models.sealed import read_safetensors, write_sealed
 from smoothcert.models.weights import load_weights
 from smoothcert.sampling import pick_device
 from smoothcert.signals import deferring
+from smoothcert.stats.wide import MOST_VALUES
 from smoothcert.training.card import CARD, write_card
 from smoothcert.training.engine import Engine, make_engine
 from smoothcert.training.evaluation import accuracies_of
@@ -68,8 +69,8 @@ class Plan:
     classifier_source: str | None = None
     start: Classifier | None = None
     """A classifier of this architecture whose weights the training begins with, in place of random ones."""
-    pixels: int | None = None
-    """How many values of an input the network sees, those that vary most over the data; by default all."""
+    directions: int | None = None
+    """On how many directions inputs are projected, those in which the data is longest; by default they are not."""
 
     def network(self) -> nn.Module:
         """The network before the training."""
@@ -78,12 +79,12 @@ class Plan:
             channels = self.data.shape[0]
             return nn.Sequential(seeded(lambda: DnCNN(channels), seed), self.classifier)
         network = seeded(self.blueprint().network, seed)
-        mask = front_mask(network)
-        if mask is not None:
-            mask.kept.copy_(self._kept)
+        projection = front_projection(network)
+        if projection is not None:
+            projection.directions.copy_(self._directions)
         if self.start is not None:
-            masked_later = mask is not None and front_mask(self.start.network) is None
-            begun = network[1] if masked_later else network
+            projected_later = projection is not None and front_projection(self.start.network) is None
+            begun = network[1] if projected_later else network
             load_weights(begun, self.start.network.state_dict(), self.start.source)
         return network
 
@@ -99,7 +100,7 @@ class Plan:
             classes=self.data.classes,
             mean=mean,
             std=std,
-            pixels=self.pixels,
+            directions=self.directions,
             sigma=self.settings.sigma,
             data=self.data.name,
             training=training or {},
@@ -113,10 +114,11 @@ class Plan:
         return _channel_statistics(self.data) if self.normalize else (None, None)
 
     @cached_property
-    def _kept(self) -> torch.Tensor:
-        """Which values of an input the network sees."""
-        mask = None if self.start is None else front_mask(self.start.network)
-        return _most_varying(self.data, self.pixels) if mask is None else mask.kept
+    def _directions(self) -> torch.Tensor:
+        """What inputs are projected on: as in the starting network, or the directions in which the data is longest."""
+        projection = None if self.start is None else front_projection(self.start.network)
+        projection = projection or Projected(_principal(self.data, self.directions))
+        return projection.directions
 
     def describe(self) -> dict[str, Any]:
         """What a training that goes on must have in common with the one that began."""
@@ -125,7 +127,7 @@ class Plan:
             "format": _FORMAT,
             "architecture": self.architecture,
             "normalize": self.normalize,
-            "pixels": self.pixels,
+            "directions": self.directions,
             "classifier": self.classifier_source,
             "start": None if self.start is None else f"{self.start.source} ({self.start.weights_hash})",
             "settings": {**asdict(self.settings), "recipe": {"name": recipe.name, **asdict(recipe)}},
@@ -142,7 +144,7 @@ def make_plan(
     classifier: nn.Module | None = None,
     classifier_source: str | None = None,
     start: Classifier | None = None,
-    pixels: int | None = None,
+    directions: int | None = None,
 ) -> Plan:
     """What is to be trained, checked; ConfigError, InputError or ModelError for what cannot be."""
     settings.check()
@@ -156,8 +158,8 @@ def make_plan(
     if start is not None and normalize is not None:
         raise ConfigError("A network that is trained further keeps its own normalisation: drop `normalize`.")
     if wants_classifier:
-        if pixels is not None:
-            raise ConfigError("A denoiser sees all of an input: drop `pixels`.")
+        if directions is not None:
+            raise ConfigError("A denoiser sees all of an input: drop `directions`.")
         _check_denoiser(data, settings, architecture, classifier)
         return Plan(
             architecture=DENOISER,
@@ -177,18 +179,18 @@ def make_plan(
     scaled = data.shape[0] == 3 and len(data.shape) == 3 if normalize is None else normalize
     if start is not None:
         scaled = _scaling_in(start.network)[0] is not None
-    if pixels is not None:
-        check_count("pixels", pixels, most=prod(data.shape))
-    mask = None if start is None else front_mask(start.network)
-    if mask is not None and pixels is not None:
-        raise ConfigError("A network that is trained further sees what it saw before: drop `pixels`.")
+    if directions is not None:
+        _check_directions(directions, prod(data.shape))
+    projection = None if start is None else front_projection(start.network)
+    if projection is not None and directions is not None:
+        raise ConfigError("A network that is trained further sees what it saw before: drop `directions`.")
     plan = Plan(
         architecture=ALIASES.get(name, name),
         data=data,
         settings=settings,
         normalize=scaled,
         start=start,
-        pixels=pixels if mask is None else mask.count,
+        directions=directions if projection is None else projection.count,
     )
     plan.network()  # says now what does not fit
     return plan
@@ -213,7 +215,7 @@ def _first_line(error: Exception) -> str:
 
 def _scaling_in(network: nn.Module) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     """Mean and standard deviation by which the first layer of a network normalises, if it does."""
-    if front_mask(network) is not None:
+    if front_projection(network) is not None:
         network = network[1]
     first = network[0] if isinstance(network, nn.Sequential) else network
     if not isinstance(first, Normalize):
@@ -223,31 +225,37 @@ def _scaling_in(network: nn.Module) -> tuple[tuple[float, ...] | None, tuple[flo
 
 def _channel_statistics(data: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, to four digits."""
-    mean, squares = _moments(data)
-    axes = tuple(range(1, len(data.shape)))
-    mean, squares = mean.mean(axes), squares.mean(axes)
-    std = np.sqrt(np.maximum(squares - mean**2, 1e-4))
+    axes = (0, *range(2, len(data.shape) + 1))
+    total, squares, count = 0.0, 0.0, 0
+    for values in _values(data, 100_000):
+        total, squares = total + values.sum(axes), squares + np.square(values).sum(axes)
+        count += values.size // values.shape[1]
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 1e-4))
     return tuple(np.round(mean, 4).tolist()), tuple(np.round(std, 4).tolist())
 
 
-def _most_varying(data: Dataset, count: int) -> torch.Tensor:
-    """Which `count` values of an input vary most over the data, the first ones where several vary alike."""
-    mean, squares = _moments(data)
-    order = np.argsort(-(squares - mean**2).reshape(-1), kind="stable")
-    kept = torch.zeros(order.size, dtype=torch.bool)
-    kept[torch.from_numpy(order[:count].copy())] = True
-    return kept.view(data.shape)
+def _check_directions(directions: int, size: int) -> None:
+    check_count("directions", directions, most=size)
+    if size > MOST_VALUES:
+        raise ConfigError(
+            f"Expected inputs of at most {MOST_VALUES:,} values for `directions`, of which all products of two are "
+            f"taken, got {size:,}."
+        )
 
 
-def _moments(data: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Means of every value of an input, and of its square, over all inputs or many."""
-    rows = np.arange(len(data)) if len(data) <= 100_000 else np.linspace(0, len(data) - 1, 10_000).astype(int)
-    total, squares = np.zeros(data.shape), np.zeros(data.shape)
+def _principal(data: Dataset, count: int) -> torch.Tensor:
+    """The directions [count, *D] in which the data is longest, by up to 10,000 inputs."""
+    inputs = np.concatenate([values.astype(np.float32) for values in _values(data, 10_000)])
+    return principal_directions(torch.from_numpy(inputs), count)
+
+
+def _values(data: Dataset, most: int) -> Iterator[npt.NDArray[np.float64]]:
+    """All inputs as numbers, part by part, or 10,000 of them spread evenly where there are more than `most`."""
+    rows = np.arange(len(data)) if len(data) <= most else np.linspace(0, len(data) - 1, 10_000).astype(int)
     for part in np.array_split(rows, -(-len(rows) // 1000)):
         batch = data.batch(part.tolist())
-        values = batch.astype(np.float64) / (255 if batch.dtype == np.uint8 else 1)
-        total, squares = total + values.sum(0), squares + np.square(values).sum(0)
-    return total / len(rows), squares / len(rows)
+        yield batch.astype(np.float64) / (255 if batch.dtype == np.uint8 else 1)
 
 
 @dataclass(frozen=True, slots=True)

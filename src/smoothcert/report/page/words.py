@@ -27,8 +27,8 @@ def procedure_in_words(shown: Shown) -> str:
         "Planned": "Planned, pilots that choose the class and the number of draws, and at most {most} fresh ones to "
         "bound it",
         "Wide": "Wide, pilots that choose the class and the number of draws, and at most {most} fresh ones to bound "
-        "it, where pilots are unanimous from a noise {width} times as wide as the one that smooths; answers depend on "
-        "{dimension} values",
+        "it, where a trial promises more so from a noise {width} times as wide as the one that smooths; answers depend "
+        "on {dimension} values",
         "Grid": "Grid, which of {radii} given radii hold for {whom}, in at most {most} draws",
         "Predict": "the paper's PREDICT, {most} draws and a test of the leader against the second",
         "SequentialPredict": "SequentialPredict, the leader as soon as it is clear, in at most {most} draws",
