@@ -174,6 +174,8 @@ def test_a_network_behind_a_projection_is_certified_in_its_coordinates(capsys, n
     words = ["--sigma", "0.25", "--n-max", "300", "--batch-size", "64", "--first", "2", "--procedure", "wide"]
     assert main(["certify", str(tmp_path / "projected"), "digits", *words, "--out", str(tmp_path / "run")]) == 0
     assert "dimension=30" in capsys.readouterr().out.replace("\n", "")
+    assert main(["inspect", str(tmp_path / "projected")]) == 0
+    assert "sees inputs projected on 30 directions" in " ".join(capsys.readouterr().out.split())
     assert train(tmp_path / "none", "--directions", 65) != 0
     assert "`directions`" in only_line(capsys.readouterr().err)
     assert not (tmp_path / "none").exists()

@@ -97,7 +97,9 @@ def load_checkpoint(
     network = blueprint.network()
     load_weights(network, weights, str(path))
     projection = front_projection(network)
+    notes: tuple[str, ...] = ()
     if projection is not None:
+        notes = (f"sees inputs projected on {projection.count} directions: noise is added to these coordinates",)
         try:
             projection.check()
         except ConfigError as error:
@@ -113,6 +115,7 @@ def load_checkpoint(
         classes=blueprint.classes,
         sigma=blueprint.sigma,
         recipe=blueprint.recipe,
+        notes=notes,
     )
 
 
