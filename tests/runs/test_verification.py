@@ -310,6 +310,11 @@ def test_invented_votes_pass_until_they_are_drawn_again(copy):
     assert "drawn again" in str(problems[0])
 
 
+@pytest.mark.parametrize(("name", "said"), [("wide", True), ("planned", False)])
+def test_on_how_many_values_answers_depend_is_said_to_be_unchecked(copy, name, said):
+    assert any("no more than 64 values" in one for one in verify_run(copy(name)).unchecked) == said
+
+
 def test_a_dimension_that_is_not_the_models_passes_until_votes_are_drawn_again(copy):
     run, spec = copy("wide"), ModelSpec(source=network())
     assert draw_again(runs.open(run), spec, DATA, 8) == (8, [])

@@ -315,4 +315,7 @@ def _unchecked(run: Run) -> Iterator[str]:
         yield f"{len(run.errors):,} inputs that failed: they have no result"
     if without < len(run.rows):
         yield "that the votes are the model's answers: give --again to draw some of them once more"
+    values = run.manifest.values["procedure"].get("dimension")
+    if values is not None:
+        yield f"that answers depend on no more than {values:,} values, on which radii rest: --again looks at the model"
     yield "that the true classes are right, and that nobody chose among several runs"
