@@ -458,7 +458,15 @@ def copied(state):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"ema": 0.9}, {"momentum": 0.0}, {"recipe": "smoothmix:steps=2,copies=2"}, {"recipe": "cat-rs"}]
+    "changes",
+    [
+        {},
+        {"ema": 0.9},
+        {"momentum": 0.0},
+        {"recipe": "smoothmix:steps=2,copies=2"},
+        {"recipe": "cat-rs"},
+        {"recipe": "adaptive"},
+    ],
 )
 @pytest.mark.parametrize("stop", [0, 11, 20])
 def test_going_on_from_a_state_within_an_epoch_ends_with_the_same_weights_to_the_bit(changes, stop):

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from smoothcert.config import convert
 from smoothcert.errors import ConfigError
+from smoothcert.training.recipes.adaptive import Adaptive
 from smoothcert.training.recipes.base import Draws, Losses, Recipe
 from smoothcert.training.recipes.cat_rs import CatRs
 from smoothcert.training.recipes.consistency import Consistency
@@ -32,6 +33,7 @@ RECIPES: dict[str, type[Recipe]] = {
         Consistency,
         SmoothMix,
         CatRs,
+        Adaptive,
         Denoiser,
         LipschitzMargin,
         Dual,
