@@ -26,6 +26,7 @@ CLASSES = 4
 PROCEDURES = {
     "paper": FixedN(n=1_000),
     "planned": Planned(n_max=2_000),
+    "randomized": Planned(n_max=2_000, randomized=True),
     "wide": Wide(n_max=2_000, dimension=64, width=1.05),
     "grid": Grid(radii=(0.0, 0.25, 0.5), sigma=SIGMA, n_max=2_000),
     "predict": Predict(n=1_000),
@@ -61,7 +62,9 @@ def one_row(index: int, truth: int | None, procedure, generator) -> dict:
     share = generator.uniform(0.3, 1.0)
     shares = np.full(CLASSES, (1 - share) / (CLASSES - 1))
     shares[index % CLASSES] = share
-    conclusion, stages = conclude(procedure, lambda _, n: Votes.of(generator.multinomial(n, shares)))
+    conclusion, stages = conclude(
+        procedure, lambda _, n: Votes.of(generator.multinomial(n, shares)), np.random.default_rng(index).random
+    )
     common = {"alpha": 0.001, "sigma": SIGMA, "noise": "grid", "procedure": {}, "stages": stages}
     common |= {"key": "00", "input_id": ""}
     if isinstance(conclusion, Bounds):

@@ -33,6 +33,7 @@ def test_without_settings_a_radius_is_planned(g):
         "n_max": 100_000,
         "rival": True,
         "effort": "balanced",
+        "randomized": False,
     }
     assert certificate.label == 2
     assert certificate.draws < 100_000

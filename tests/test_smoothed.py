@@ -12,6 +12,7 @@ from smoothcert import (
     GaussianNoise,
     GridGaussianNoise,
     Normalize,
+    Planned,
     Predict,
     Prediction,
     Projected,
@@ -21,6 +22,7 @@ from smoothcert import (
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.sampling import count_votes_together
 from smoothcert.stats.wide import FAR, good_width, wide_depth
+from smoothcert.streams import Stream
 from smoothcert.worst_cases import LinearClassifier
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 4, 4) * 5
@@ -93,6 +95,19 @@ def test_asking_again_gives_the_same_answer_and_another_key_another():
     first, second = ([one.certify(PIXELS, QUICK, index=i).stages for i in range(6)] for one in (g, other))
     assert first != second
     assert len(bytes.fromhex(g.key)) == 32
+
+
+def test_a_randomized_certificate_has_the_same_votes_and_a_coin_from_its_key():
+    g, half = smoothed(), PIXELS // 2
+    plain, found = (g.certify(half, Planned(n_max=500, alpha=0.01, randomized=r)) for r in (False, True))
+    assert found == g.certify(half, Planned(n_max=500, alpha=0.01, randomized=True))
+    assert [votes.counts for votes in found.stages] == [votes.counts for votes in plain.stages]
+    expected = Stream(bytes.fromhex(g.key), found.input_id, 2).coin
+    assert [votes.coin for votes in found.stages] == [None, None, expected]
+    assert 0 < plain.radius < found.radius
+    assert type(found).from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert "Planned, randomized" in repr(found)
+    assert "randomized" not in repr(plain)
 
 
 def test_selection_and_estimation_use_different_noise():
@@ -206,7 +221,7 @@ def test_wide_draws_are_from_the_wider_noise_and_the_radius_is_of_the_smoothing_
     settings = {"alpha": 0.01, "n_max": 2000}
     found = smoothed(sigma=0.2).certify(PIXELS, "wide", index=0, **settings)
     width = good_width(48, 2000, 0.01)
-    common = {**settings, "rival": True, "effort": "balanced"}
+    common = {**settings, "rival": True, "effort": "balanced", "randomized": False}
     assert found.procedure == {"name": "Wide", **common, "dimension": 48, "width": width}
     sigmas = [0.2, 0.2, 0.2 * FAR, 0.2 * width]
     assert drawn == [("grid", sigma, n) for sigma, n in zip(sigmas, (100, 1000, 1000, 2000), strict=True)]

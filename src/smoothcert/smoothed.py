@@ -23,7 +23,7 @@ from smoothcert.models.contract import Model, check_contract
 from smoothcert.models.layers import split_projection
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
 from smoothcert.progress import ProgressBar
-from smoothcert.records import Bounds, Certificate, Decision, Prediction
+from smoothcert.records import Bounds, Certificate, Decision, Prediction, Votes
 from smoothcert.sampling import (
     MAX_WORKERS,
     Plan,
@@ -35,7 +35,7 @@ from smoothcert.sampling import (
 )
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
-from smoothcert.stats.procedures import FixedN, Predict, Procedure, Running, SequentialPredict, describe, drawn_width
+from smoothcert.stats.procedures import FixedN, Predict, Procedure, Running, SequentialPredict, describe
 from smoothcert.stats.wide import Wide
 from smoothcert.streams import Stream, make_key, parse_key
 
@@ -58,8 +58,12 @@ class _Case:
     def request(self, key: bytes) -> Request:
         """What the procedure wants next, from the stream of its stage."""
         stream = Stream(key, self.input_id, len(self.running.stages))
-        wider = replace(self.noise, sigma=self.noise.sigma * drawn_width(self.running.wanted))
+        wider = replace(self.noise, sigma=self.noise.sigma * self.running.wanted.width)
         return Request(wider, self.x, int(self.running.wanted), stream)
+
+    def give(self, votes: Votes, stream: Stream) -> None:
+        """Answer the request with its votes, and with its stream's coin if one is wanted."""
+        self.running.give(replace(votes, coin=stream.coin) if self.running.wanted.coin else votes)
 
 
 def _next_round(pending: deque[_Case], plan: Plan) -> list[_Case]:
@@ -384,8 +388,8 @@ class Smoothed:
                         device=self.device,
                         on_draws=on_draws,
                     )
-                for case, counted in zip(chosen, votes, strict=True):
-                    case.running.give(counted)
+                for case, request, counted in zip(chosen, requests, votes, strict=True):
+                    case.give(counted, request.stream)
                 unfinished = [case for case in chosen if not case.running.finished]
                 pending.extendleft(reversed(unfinished))
                 inputs.advance(len(chosen) - len(unfinished))

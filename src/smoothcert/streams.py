@@ -54,6 +54,13 @@ class Stream:
         name = f"{self.input_id}\0{self.stage}".encode()
         return hashlib.blake2b(name, key=self.key, digest_size=16).digest()
 
+    @property
+    def coin(self) -> float:
+        """A number from (0, 1], from other bits than all noise is made of."""
+        name = f"{self.input_id}\0{self.stage}".encode()
+        digest = hashlib.blake2b(name, key=self.key, digest_size=8, person=b"coin").digest()
+        return ((int.from_bytes(digest, "little") >> 11) + 1) / 2**53
+
     def words(self, block: int, lane: int, count: int) -> npt.NDArray[np.uint64]:
         """The first `count` 64-bit words of a lane of a block; a longer request begins with a shorter one."""
         key, counter = np.frombuffer(self.philox_key, "<u8"), np.array([0, lane, block, 0], np.uint64)

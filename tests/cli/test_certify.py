@@ -64,6 +64,26 @@ def test_wider_draws_find_out_what_they_need_to_know_of_the_model(capsys, checkp
     assert not (tmp_path / "other").exists()
 
 
+def test_randomized_bounds_certify_more_with_the_same_votes(capsys, checkpoint, tmp_path):
+    words = ["certify", checkpoint, "digits", *FAST, "--first", "4", "--out"]
+    assert main([*words, str(tmp_path / "plain")]) == 0
+    assert main([*words, str(tmp_path / "run"), "--randomized"]) == 0
+    assert main([*words, str(tmp_path / "run"), "--randomized", "--resume"]) == 0
+    plain, run = (runs.open(tmp_path / name) for name in ("plain", "run"))
+    for before, after in zip(plain.certificates, run.certificates, strict=True):
+        assert [votes.counts for votes in before.stages] == [votes.counts for votes in after.stages]
+        assert before.radius < after.radius or before.radius == after.radius == 0
+    assert max(result.radius for result in run.certificates) > 0
+    assert main(["verify", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main([*words, str(tmp_path / "run"), "--resume"]) != 0
+    assert "procedure.randomized" in capsys.readouterr().err
+    for other in (["--procedure", "paper"], ["--radii", "0", "0.1"]):
+        assert main([*words, str(tmp_path / "other"), "--randomized", *other]) == 2
+        assert "planned and wide can be `randomized`" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
 def test_the_papers_procedure_makes_its_draws(checkpoint, tmp_path):
     assert (
         main(

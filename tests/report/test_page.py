@@ -39,7 +39,7 @@ def test_every_procedure_has_its_page(out, name):
     assert "α = 0.001" in page.text
     assert "smoothcert verify runs/" in page.text
     assert f"smoothcert {'predict' if name in ('predict', 'sequential') else 'certify'} m.safetensors" in page.text
-    assert ("Certified accuracy" in page.text) == (name in ("paper", "planned", "wide", "grid"))
+    assert ("Certified accuracy" in page.text) == (name not in ("predict", "sequential"))
     assert "By class" in page.text
     assert "draws" in page.text
     assert "notice" not in page.text.lower()
@@ -63,6 +63,15 @@ def test_draws_from_a_wider_noise_are_said_and_repeated(out):
     assert "a noise 1.05 times as wide as the one that smooths; answers depend on 64 values" in page.text
     assert "--procedure wide" in page.text
     assert "--width 1.05" in page.text
+
+
+def test_randomized_bounds_are_said_and_repeated(out):
+    page = written([made_run("randomized")], out)
+    assert "with bounds that a random number sharpens" in page.text
+    assert "--randomized" in page.text
+    plain = written([made_run("planned")], out).text
+    assert "a random number" not in plain
+    assert "--randomized" not in plain
 
 
 def test_known_labels_are_said(out):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from smoothcert.data import ArrayData
 from smoothcert.errors import InputError, ModelError
 from smoothcert.models.architectures import small_cnn
 from smoothcert.models.spec import ModelSpec
+from smoothcert.noise import NOISES
+from smoothcert.records import Votes
 from smoothcert.runs.attacking import attack_base_dataset, attack_run
 from smoothcert.runs.bounding import bound_dataset
 from smoothcert.runs.directory import ROWS
@@ -24,6 +27,8 @@ from smoothcert.runs.manifest import FILE, Manifest, read_manifest
 from smoothcert.runs.redrawing import draw_again
 from smoothcert.runs.settings import AttackSettings, BaseAttackSettings, BoundSettings
 from smoothcert.runs.verification import verify_run
+from smoothcert.stats.bounds import randomized_upper
+from smoothcert.stats.procedures import fixed_bounds
 from smoothcert.stats.wide import wide_depth
 from smoothcert.training.loop import seeded
 
@@ -34,6 +39,7 @@ COMMON = {"sigma": 0.5, "seed": 0, "batch_size": 32, "n_max": 500}
 SETTINGS = {
     "planned": runs.CertifySettings(**COMMON),
     "paper": runs.CertifySettings(**COMMON, procedure="paper"),
+    "randomized": runs.CertifySettings(**COMMON, randomized=True),
     "wide": runs.CertifySettings(**{**COMMON, "sigma": 0.02}, procedure="wide"),  # so little noise changes no answer
     "grid": runs.CertifySettings(**COMMON, radii=(0.0, 0.25, 0.5)),
     "grid, known labels": runs.CertifySettings(**COMMON, radii=(0.0, 0.25), known_labels=True),
@@ -193,6 +199,27 @@ def claim_an_abstention(rows):
     row.update(label=3, radius=0.4)
 
 
+def other_coin(value):
+    def change(rows):
+        claim(rows)["stages"][-1]["coin"] = value
+
+    return change
+
+
+def fitting_coin(rows):
+    """A coin, and the bounds and the radius that it gives: only the run's key tells that it is not the one."""
+    claim(rows)["stages"][-1]["coin"] = 0.05
+    conclude_again(claim(rows))
+
+
+def conclude_again(row):
+    """Bounds and radius as the last votes and their coin give them."""
+    stage, runner_up = row["stages"][-1], row["bounds"]["p_b_upper"] < row["bounds"]["q_a_upper"]
+    votes = Votes.of([stage["votes"].get(str(one), 0) for one in range(10)], coin=stage["coin"])
+    bounds = fixed_bounds(votes, row["label"], 0.001, runner_up=runner_up)
+    row.update(bounds=asdict(bounds), radius=NOISES[row["noise"]](0.5).radius(bounds))
+
+
 def drop_a_stage(rows):
     claim(rows)["stages"].pop(0)
 
@@ -270,6 +297,13 @@ FORGED = {
     "labels not known after all": ("grid, known labels", None, set_in_manifest("known_labels", value=False)),
     "an input fewer": ("planned", None, lambda values: values["indices"].pop()),
     "an input twice": ("planned", None, lambda values: values["indices"].__setitem__(1, 0)),
+    "a smaller coin": ("randomized", other_coin(0.05), None),
+    "a smaller coin with what follows from it": ("randomized", fitting_coin, None),
+    "a coin that is no number": ("randomized", other_coin("heads"), None),
+    "a coin that is not of this world": ("randomized", other_coin(-0.5), None),
+    "no coin": ("randomized", other_coin(None), None),
+    "a coin where none was asked for": ("planned", other_coin(0.5), None),
+    "a coin in spite of the manifest": ("randomized", None, set_in_manifest("procedure", "randomized", value=False)),
     "a better p-value": ("predict", more("p_value", 0.5), None),
     "an answer where it abstained": ("sequential", other_label, None),
 }
@@ -332,6 +366,22 @@ def test_a_dimension_that_is_not_the_models_passes_until_votes_are_drawn_again(c
     made, problems = draw_again(runs.open(run), spec, DATA, 8)
     assert made == len(problems) == 8
     assert "drawn again, its error came out otherwise" in str(problems[0])
+
+
+def test_of_a_chosen_coin_nothing_is_wrong_but_that_it_is_not_the_keys(copy):
+    run = copy("randomized")
+    forge(run, fitting_coin)
+    [problem] = verify_run(run).problems
+    assert "the coin of stage 3 is 0.05, which the run's key does not give" in problem.words
+
+
+def test_a_bound_too_good_for_its_coin_is_seen_without_our_formula(copy, monkeypatch):
+    run, real = copy("randomized"), randomized_upper
+    monkeypatch.setattr("smoothcert.stats.procedures.randomized_upper", lambda k, n, a, c: real(k, n, 4 * a, c))
+    claimed = [row["index"] for row in runs.open(run).rows if row["radius"] > 0]
+    forge(run, lambda rows: [conclude_again(rows[index]) for index in claimed] and None)
+    too_good = {one.line - 1 for one in verify_run(run).problems if "is too good for" in one.words}
+    assert too_good >= set(claimed) != set()
 
 
 def claim_depth(row, depth):

@@ -12,9 +12,9 @@ from scipy.stats import binomtest, chi2, nct, ncx2, t
 from smoothcert.errors import ConfigError
 from smoothcert.records import Bounds, Votes
 from smoothcert.stats import wide
-from smoothcert.stats.bounds import clopper_pearson_upper
+from smoothcert.stats.bounds import clopper_pearson_upper, randomized_upper
 from smoothcert.stats.planned import Planned
-from smoothcert.stats.procedures import drawn_width, fixed_bounds, run
+from smoothcert.stats.procedures import fixed_bounds, run
 from smoothcert.stats.radii import cohen_radius
 from smoothcert.stats.wide import FAR, TRIAL, Wide, good_width, wide_depth
 
@@ -187,14 +187,14 @@ def test_nothing_is_claimed_without_a_majority(q):
 
 def world(rng, narrow, wide):
     """Votes of a base classifier with these probabilities under the smoothing noise, and under wider ones."""
-    return lambda _, wanted: Votes.of(rng.multinomial(wanted, narrow if drawn_width(wanted) == 1 else wide))
+    return lambda _, wanted: Votes.of(rng.multinomial(wanted, narrow if wanted.width == 1 else wide))
 
 
 def half_space(rng, distance):
     """Votes of a classifier that is wrong beyond a plane at this distance."""
 
     def draw(_, wanted):
-        wrong = rng.binomial(wanted, ndtr(-distance / drawn_width(wanted)))
+        wrong = rng.binomial(wanted, ndtr(-distance / wanted.width))
         return Votes((int(wanted) - wrong, wrong))
 
     return draw
@@ -211,7 +211,7 @@ def test_a_unanimous_vote_is_certified_by_wider_draws():
     wanted = []
 
     def draw(_, n):
-        wanted.append((int(n), drawn_width(n)))
+        wanted.append((int(n), n.width))
         return Votes((n, 0))
 
     found, _ = run(Wide(n_max=50_000, dimension=64, width=1.08, effort="full"), draw)
@@ -219,6 +219,20 @@ def test_a_unanimous_vote_is_certified_by_wider_draws():
     q = float(clopper_pearson_upper(0, 50_000, 0.001))
     assert found == Bounds(0, q, q, wide_depth(q, q, width=1.08, dimension=64))
     assert found.separation > cohen_radius(q, sigma=1.0)
+
+
+def test_a_coin_certifies_more_by_wider_draws_too():
+    settings = {"n_max": 50_000, "dimension": 64, "width": 1.08, "effort": "full"}
+    found, stages = run(Wide(**settings, randomized=True), lambda _, n: Votes((n, 0)), lambda: 0.5)
+    assert [votes.coin for votes in stages] == [None, None, None, 0.5]
+    q = float(randomized_upper(0, 50_000, 0.001, 0.5))
+    assert found == Bounds(0, q, q, wide_depth(q, q, width=1.08, dimension=64))
+    plain, _ = run(Wide(**settings), lambda _, n: Votes((n, 0)))
+    assert found.separation > plain.separation
+    # Where wider draws promise nothing it is Planned, coin and all.
+    near = half_space(np.random.default_rng(6), 2.5)
+    found, stages = run(Wide(**settings, randomized=True), near, lambda: 0.5)
+    assert (found.separation, stages[-1].coin) == (None, 0.5)
 
 
 def test_wider_draws_are_not_made_where_a_trial_says_that_they_certify_less():
@@ -259,14 +273,18 @@ def test_the_trial_is_not_counted():
 
 
 @pytest.mark.parametrize("dimension", [4, 64, 784])
-def test_false_radii_are_no_more_frequent_than_alpha(dimension):
+@pytest.mark.parametrize("randomized", [False, True])
+def test_false_radii_are_no_more_frequent_than_alpha(dimension, randomized):
     """In the worst case for a depth, where a claim beyond it is false: a ball far from the input."""
-    procedure = Wide(n_max=2000, alpha=0.05, effort=1e-9).settled(dimension)
+    procedure = Wide(n_max=2000, alpha=0.05, effort=1e-9, randomized=randomized).settled(dimension)
     unanimous = float(clopper_pearson_upper(0, 2000, 0.05))
     depth = wide_depth(unanimous, unanimous, width=procedure.width, dimension=dimension) - 1e-3
     wrong = worst_ball(depth, procedure.width, dimension)
-    rng, repeats = np.random.default_rng(dimension), 1000
-    found = [run(procedure, world(rng, (1, 0), (1 - wrong, wrong)))[0] for _ in range(repeats)]
+    rng, repeats = (
+        np.random.default_rng(dimension),
+        400 if randomized else 1000,
+    )  # each coin has a depth to be solved for
+    found = [run(procedure, world(rng, (1, 0), (1 - wrong, wrong)), rng.random)[0] for _ in range(repeats)]
     wider = [one for one in found if one.separation is not None]
     assert len(wider) > repeats / 5
     false = sum(one.separation > depth for one in wider)

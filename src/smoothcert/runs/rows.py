@@ -49,11 +49,11 @@ def _sparse(votes: Votes) -> Row:
     for name in ("invalid", "ties"):
         if getattr(votes, name):
             row[name] = getattr(votes, name)
-    return row
+    return row if votes.coin is None else {**row, "coin": votes.coin}
 
 
 def _dense(row: Row, classes: int) -> Votes:
     counts = [0] * classes
     for name, count in row["votes"].items():
         counts[int(name)] = count
-    return Votes.of(counts, row.get("invalid", 0), row.get("ties", 0))
+    return Votes.of(counts, row.get("invalid", 0), row.get("ties", 0), row.get("coin"))

@@ -26,6 +26,7 @@ from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN, Predict, Running, SequentialPredict
 from smoothcert.stats.wide import Wide
+from smoothcert.streams import Stream, parse_key
 
 PROCEDURES: dict[str, type[Any]] = {
     one.__name__: one for one in (FixedN, Planned, Wide, Grid, Predict, SequentialPredict)
@@ -192,7 +193,10 @@ def _vote_problems(stages: Any, classes: Any) -> Iterator[str]:
     for number, stage in enumerate(stages, start=1):
         votes = stage["votes"]
         strange = [name for name in votes if not (name.isdecimal() and classes and int(name) < classes)]
-        if strange or not all(_is_count(one) for one in (*votes.values(), *(stage.get(k, 0) for k in _EXTRA))):
+        coin = stage.get("coin")
+        if coin is not None and not (_is_number(coin) and 0 <= coin <= 1):
+            yield f"the coin of stage {number} cannot be"
+        elif strange or not all(_is_count(one) for one in (*votes.values(), *(stage.get(k, 0) for k in _EXTRA))):
             yield f"the votes of stage {number} cannot be"
         elif sum(votes.values()) + stage.get("invalid", 0) != stage.get("n"):
             yield f"the votes of stage {number} do not sum to its {stage.get('n')} draws"
@@ -218,15 +222,24 @@ def _recomputed_problems(row: Row, values: Mapping[str, Any]) -> Iterator[str]:
         result = row_result(row, values)
         label = row["true"] if values.get("known_labels") else None
         running = _rerun(procedure_of(values, label), result.stages)
+        coins = list(_coin_problems(result))
     except (SmoothcertError, ValueError, TypeError, KeyError, IndexError) as error:
         yield f"its votes are not those of its procedure: {error}"
         return
+    yield from coins
     if isinstance(result, Prediction):
         decision = running.conclusion
         claimed = {"label": decision.label, "p_value": decision.p_value, "reason": decision.reason}
         yield from _differences(row, claimed, _tolerance(values))
         return
     yield from _certificate_problems(row, result, running.conclusion, _tolerance(values))
+
+
+def _coin_problems(result: Certificate | Prediction) -> Iterator[str]:
+    """Coins follow from the key: whoever could choose them could choose radii."""
+    for number, votes in enumerate(result.stages):
+        if votes.coin is not None and votes.coin != Stream(parse_key(result.key), result.input_id, number).coin:
+            yield f"the coin of stage {number + 1} is {votes.coin!r}, which the run's key does not give"
 
 
 def _rerun(procedure: Any, stages: Sequence[Votes]) -> Running[Any]:
@@ -278,13 +291,20 @@ def _other_arithmetic(result: Certificate, bounds: Bounds, radius: float) -> Ite
     if depth is None or wide:
         votes = result.stages[-1]
         failures = votes.n - votes.counts[bounds.label]
-        if bdtr(failures, votes.n, bounds.q_a_upper) > result.alpha * (1 + _SLACK):
+        if _tail(votes, failures, bounds.q_a_upper) > result.alpha * (1 + _SLACK):
             yield f"its bound {bounds.q_a_upper!r} is too good for {failures:,} failures in {votes.n:,} draws"
     if depth is None:
         depth = -(ndtri(bounds.q_a_upper) + ndtri(bounds.p_b_upper)) / 2
     too_deep = wide and _cones(bounds, depth, result.procedure["dimension"] - 1) > 1 + _SLACK
     if too_deep or radius > result.sigma * depth * (1 + _SLACK):
         yield f"its radius {radius!r} is more than its bounds allow"
+
+
+def _tail(votes: Votes, failures: int, q: float) -> float:
+    """How likely so few failures are if each draw fails with probability q; as few, by the coin, where there is one."""
+    at_most = float(bdtr(failures, votes.n, q))
+    fewer = float(bdtr(failures - 1, votes.n, q)) if failures else 0.0
+    return at_most if votes.coin is None else fewer + votes.coin * (at_most - fewer)
 
 
 def _cones(bounds: Bounds, depth: float, freedom: int) -> float:

@@ -14,7 +14,7 @@ from smoothcert.checks import check_alpha, check_count
 from smoothcert.records import Bounds, Votes
 from smoothcert.stats.bounds import clopper_pearson_upper
 from smoothcert.stats.grid import effort_value
-from smoothcert.stats.procedures import check_enough_draws, fixed_bounds
+from smoothcert.stats.procedures import Draws, check_enough_draws, fixed_bounds
 
 PILOTS = (100, 1_000)
 EFFORTS = {"quick": 3.05e-6, "balanced": 2e-6, "full": 2e-7}
@@ -54,12 +54,14 @@ class Planned:
         n_max: the most draws for the bound; the pilots of 100 and 1,000 come on top.
         rival: bound the strongest rival as well (`FixedN`'s runner_up) where the pilot finds that better.
         effort: "quick", "balanced" or "full", or the radius, in units of sigma, that one more draw must promise.
+        randomized: take the bound that a random number sharpens (`randomized_upper`); plans are made without it.
     """
 
     alpha: float = 0.001
     n_max: int = 100_000
     rival: bool = True
     effort: str | float = "balanced"
+    randomized: bool = False
 
     def __post_init__(self) -> None:
         check_count("n_max", self.n_max)
@@ -72,7 +74,12 @@ class Planned:
         settled = yield from self.pilots()
         if settled is None:
             return Bounds(None, reason="futile")
-        return fixed_bounds((yield settled.n), settled.label, self.alpha, runner_up=settled.runner_up)
+        return (yield from self.certified(settled))
+
+    def certified(self, settled: Settled) -> Generator[int, Votes, Bounds]:
+        """Ask for the draws that count; the bounds that they give."""
+        votes = yield Draws(settled.n, coin=self.randomized)
+        return fixed_bounds(votes, settled.label, self.alpha, runner_up=settled.runner_up)
 
     def pilots(self) -> Generator[int, Votes, Settled | None]:
         """Ask for the pilots, and settle what they are for; None if there is no hope."""

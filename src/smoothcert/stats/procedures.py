@@ -19,26 +19,26 @@ from scipy.special import ndtr, ndtri
 from smoothcert.checks import check_alpha, check_count
 from smoothcert.errors import ConfigError
 from smoothcert.records import Bounds, Decision, Votes
-from smoothcert.stats.bounds import binomial_p_value, clopper_pearson_upper
+from smoothcert.stats.bounds import binomial_p_value, clopper_pearson_upper, randomized_upper
 
 Conclusion = TypeVar("Conclusion", covariant=True)
 
 
 class Draws(int):
-    """A number of draws that are to be made from a noise `width` times as wide as the one that smooths."""
+    """A number of draws, with what else a procedure may say of them.
+
+    They are to be made from a noise `width` times as wide as the one that smooths; with `coin`, their votes are to come
+    with a number that is uniform on [0, 1] and independent of them and of all else.
+    """
 
     width: float
+    coin: bool
 
-    def __new__(cls, n: int, width: float) -> Draws:
-        """So many draws of this width."""
+    def __new__(cls, n: int, width: float = 1.0, *, coin: bool = False) -> Draws:
+        """So many draws of this width, with a coin or without."""
         draws = super().__new__(cls, n)
-        draws.width = width
+        draws.width, draws.coin = width, coin
         return draws
-
-
-def drawn_width(wanted: int) -> float:
-    """How wide the noise is to be that a procedure wants draws from, over the one that smooths: 1 if it did not say."""
-    return wanted.width if isinstance(wanted, Draws) else 1.0
 
 
 class Procedure(Protocol[Conclusion]):
@@ -57,11 +57,12 @@ class Procedure(Protocol[Conclusion]):
 class Running(Generic[Conclusion]):
     """A procedure under way: `wanted` draws are asked for next, until it has `finished` with its `conclusion`."""
 
+    wanted: Draws
     conclusion: Conclusion
 
     def __init__(self, procedure: Procedure[Conclusion]) -> None:
         self.stages: list[Votes] = []
-        self.wanted, self.finished = 0, False
+        self.finished = False
         self._steps = procedure()
         self._advance(None)
 
@@ -69,21 +70,35 @@ class Running(Generic[Conclusion]):
         """Answer with the votes of as many fresh draws as are wanted."""
         if votes.n != self.wanted:
             raise ValueError(f"stage {len(self.stages)} asked for {self.wanted} draws and was given {votes.n}")
+        if self.wanted.coin != (votes.coin is not None):
+            asked = "a coin" if self.wanted.coin else "no coin"
+            raise ValueError(f"stage {len(self.stages)} asked for {asked} and was given {votes.coin}")
         self.stages.append(votes)
         self._advance(votes)
 
     def _advance(self, votes: Votes | None) -> None:
         try:
-            self.wanted = next(self._steps) if votes is None else self._steps.send(votes)
+            wanted = next(self._steps) if votes is None else self._steps.send(votes)
+            self.wanted = wanted if isinstance(wanted, Draws) else Draws(wanted)
         except StopIteration as stop:
-            self.wanted, self.finished, self.conclusion = 0, True, stop.value
+            self.wanted, self.finished, self.conclusion = Draws(0), True, stop.value
 
 
-def run(procedure: Procedure[Conclusion], draw: Callable[[int, int], Votes]) -> tuple[Conclusion, tuple[Votes, ...]]:
-    """Drive `procedure` with `draw(stage, n)`; return its conclusion and the votes of every stage."""
+def run(
+    procedure: Procedure[Conclusion],
+    draw: Callable[[int, Draws], Votes],
+    coin: Callable[[], float] | None = None,
+) -> tuple[Conclusion, tuple[Votes, ...]]:
+    """Drive `procedure` with `draw(stage, n)`; return its conclusion and the votes of every stage.
+
+    `coin` gives numbers that are uniform on [0, 1], for procedures that ask for them, if `draw` does not.
+    """
     running = Running(procedure)
     while not running.finished:
-        running.give(draw(len(running.stages), running.wanted))
+        votes = draw(len(running.stages), running.wanted)
+        if running.wanted.coin and coin is not None:
+            votes = replace(votes, coin=coin())
+        running.give(votes)
     return running.conclusion, tuple(running.stages)
 
 
@@ -116,14 +131,18 @@ def _check_draws(n: int, alpha: float, least: int) -> None:
 def fixed_bounds(votes: Votes, label: int, alpha: float, *, runner_up: bool) -> Bounds:
     """Bounds for a class that was settled before these votes were drawn, as was whether the rival is bounded too.
 
-    With probability at least 1 − alpha, they hold.
+    With probability at least 1 − alpha, they hold. Votes that come with a coin have the bounds that it sharpens; one
+    coin does for both, as each of the two bounds by itself holds with probability 1 − alpha/2.
     """
     level = alpha / 2 if runner_up else alpha
-    q_a = float(clopper_pearson_upper(votes.n - votes.counts[label], votes.n, level))
-    if not runner_up:
-        return Bounds(label, q_a, q_a)
-    p_b = float(clopper_pearson_upper(votes.rival(label), votes.n, level))
-    return Bounds(label, q_a, min(p_b, q_a))
+
+    def upper(count: int) -> float:
+        if votes.coin is None:
+            return float(clopper_pearson_upper(count, votes.n, level))
+        return float(randomized_upper(count, votes.n, level, votes.coin))
+
+    q_a = upper(votes.n - votes.counts[label])
+    return Bounds(label, q_a, min(upper(votes.rival(label)), q_a) if runner_up else q_a)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

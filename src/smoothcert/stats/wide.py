@@ -41,7 +41,7 @@ class Wide:
         alpha: the failure probability per input.
         n_max: the most draws for the bound; the pilots of 100 and 1,000 come on top.
         rival: bound the strongest rival as well where the pilot finds that better.
-        effort: as for `Planned`.
+        effort, randomized: as for `Planned`.
         dimension: how many values of an input decide the answer; whoever drives the procedure settles it.
         width: standard deviation of the draws over σ; by default a good one for unanimous votes.
     """
@@ -50,6 +50,7 @@ class Wide:
     n_max: int = 100_000
     rival: bool = True
     effort: str | float = "balanced"
+    randomized: bool = False
     dimension: int | None = None
     width: float | None = None
 
@@ -85,13 +86,15 @@ class Wide:
             far = max(FAR, self.width)
             trial = yield Draws(TRIAL, far)
             if _promising(settled, trial, far, self.width, self.alpha, depth):
-                votes = yield Draws(settled.n, self.width)
+                votes = yield Draws(settled.n, self.width, coin=self.randomized)
                 bounds = fixed_bounds(votes, settled.label, self.alpha, runner_up=False)
                 return replace(bounds, separation=depth(bounds.q_a_upper, bounds.p_b_upper))
-        return fixed_bounds((yield settled.n), settled.label, self.alpha, runner_up=settled.runner_up)
+        return (yield from self._planned().certified(settled))
 
     def _planned(self) -> Planned:
-        return Planned(alpha=self.alpha, n_max=self.n_max, rival=self.rival, effort=self.effort)
+        return Planned(
+            alpha=self.alpha, n_max=self.n_max, rival=self.rival, effort=self.effort, randomized=self.randomized
+        )
 
 
 def _promising(

@@ -55,6 +55,7 @@ def _statistics(values: Mapping[str, Any]) -> list[str]:
     words += [f"--{flag}" for flag, name in switches.items() if values.get(name)]
     words += _flags(width=settings.get("width"))
     words += ["--no-rival"] if settings.get("rival") is False else []
+    words += ["--randomized"] if settings.get("randomized") else []
     return words + _flags(seed=values.get("seed"))
 
 

@@ -44,6 +44,7 @@ def procedure_in_words(shown: Shown) -> str:
         width=settings.get("width"),
         dimension=settings.get("dimension"),
     )
+    text += ", with bounds that a random number sharpens" if settings.get("randomized") else ""
     return text or str(settings["name"])
 
 
