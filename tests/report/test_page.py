@@ -68,9 +68,10 @@ def test_draws_from_a_wider_noise_are_said_and_repeated(out):
 def test_randomized_bounds_are_said_and_repeated(out):
     page = written([made_run("randomized")], out)
     assert "with bounds that a random number sharpens" in page.text
+    assert "over the random noise, and the random number where there is one, drawn for it" in page.text
     assert "--randomized" in page.text
     plain = written([made_run("planned")], out).text
-    assert "a random number" not in plain
+    assert "random number" not in plain
     assert "--randomized" not in plain
 
 

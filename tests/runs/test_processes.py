@@ -78,6 +78,22 @@ def test_certificates_do_not_depend_on_the_number_of_processes(files, reference,
     assert not new_children(before)
 
 
+def test_processes_that_wait_for_work_go_by_themselves(files, tmp_path, monkeypatch):
+    """Killed, they would leave semaphores of libraries behind, of which Python then complains to the user."""
+    codes, end = [], engines._Hand.end
+
+    def watched(hand):
+        waiting = hand.ready and hand.chunk is None
+        end(hand)
+        codes.append((waiting, hand.process.exitcode))
+
+    monkeypatch.setattr(engines._Hand, "end", watched)
+    certify(files, tmp_path / "run", workers=2)
+    assert len(codes) == 2
+    assert (True, 0) in codes
+    assert all(code == (0 if waiting else -9) for waiting, code in codes)
+
+
 def predict(files, out, **changes):
     chosen = PredictSettings(sigma=0.5, n_max=500, seed=1, batch_size=32, chunk=4, **changes)
     return predict_dataset(str(files.model), load(files.data), out, chosen)

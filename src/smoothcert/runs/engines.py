@@ -27,6 +27,7 @@ Done = tuple[int, list[Row], float]
 OnDraws = Callable[[int], None]
 ATTEMPTS = 3  # a chunk whose worker dies so often is given up
 _BEAT_SECONDS = 0.5
+_GOODBYE_SECONDS = 5.0
 
 
 def run_here(worker: Worker, chunks: Iterable[Chunk]) -> Iterator[Done]:
@@ -110,9 +111,11 @@ class _Hand:
         self.pipe.send(chunk)
 
     def end(self) -> None:
+        self.pipe.close()
+        if self.ready and self.chunk is None:  # waiting for work, it goes by itself, with all that libraries have made
+            self.process.join(_GOODBYE_SECONDS)
         self.process.kill()
         self.process.join()
-        self.pipe.close()
 
 
 class Processes:
@@ -138,6 +141,8 @@ class Processes:
                     return
                 yield from self._listen()
         finally:
+            for hand in self._hands:
+                hand.pipe.close()  # all at once
             for hand in self._hands:
                 hand.end()
 

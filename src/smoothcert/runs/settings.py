@@ -120,8 +120,8 @@ class CertifySettings(RunSettings):
     rival: bool = True
     """Use the strongest rival's votes too, which certifies more where classes are many."""
     randomized: bool = False
-    """For planned and wide: bounds that a random number sharpens, at the same alpha; they certify about 1 % more, and
-    follow from the votes and that number, which is recorded."""
+    """For planned and wide: bounds that a random number sharpens, at the same alpha; they certify more where votes
+    are nearly unanimous, and follow from the votes and that number, which is recorded."""
     width: OptionalFloat = None
     """For wide: the draws' noise over the smoothing's; by default one that suits unanimous votes."""
     known_labels: bool = False

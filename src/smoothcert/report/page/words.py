@@ -131,11 +131,12 @@ _RESERVATIONS: tuple[tuple[Callable[[Shown], object], str, str], ...] = (
 def guaranteed(runs: Sequence[Shown]) -> list[Html]:
     """What holds, and with which probability."""
     alphas = " or ".join(alpha_text(alpha) for alpha in sorted({shown.values["alpha"] for shown in runs}))
+    coins = any(shown.values["procedure"].get("randomized") for shown in runs)
+    chance = "the random noise, and the random number where there is one, drawn" if coins else "the random noise drawn"
     points = [
         (
             "With high probability.",
-            f"What is said about an input is false with probability at most {alphas}, over the random noise drawn for "
-            "it.",
+            f"What is said about an input is false with probability at most {alphas}, over {chance} for it.",
         )
     ]
     if all(shown.deterministic for shown in runs):
