@@ -76,8 +76,7 @@ def test_the_bounds_are_false_no_more_often_than_alpha(p, n_max, rival):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("p", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("rival", [False, True])
-@pytest.mark.parametrize("randomized", [False, True])
+@pytest.mark.parametrize(("rival", "randomized"), [(False, False), (True, False), (True, True)])
 def test_the_bounds_are_false_no_more_often_than_alpha_over_many_inputs(p, rival, randomized):
     def make(**settings):
         return Planned(rival=rival, randomized=randomized, **settings)
