@@ -306,7 +306,7 @@ CELLS = {
         1.0: Cell(SMOOTHMIX_1, 1e-6, "fp32"),
     },
     "cat-rs": {
-        0.25: Cell(CAT_RS, None),
+        0.25: Cell(CAT_RS),
         0.5: Cell(CAT_RS_05, precision="fp32"),
         1.0: Cell(CAT_RS_1, 5e-7, "fp32"),
     },
