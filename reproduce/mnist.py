@@ -302,7 +302,7 @@ CELLS = {
     },
     "smoothmix": {
         0.25: Cell(SMOOTHMIX, None),
-        0.5: Cell(SMOOTHMIX, None),
+        0.5: Cell(SMOOTHMIX, 6e-7),
         1.0: Cell(SMOOTHMIX_1, 1e-6, "fp32"),
     },
     "cat-rs": {
