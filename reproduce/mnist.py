@@ -287,17 +287,17 @@ CELLS = {
     },
     "macer": {
         0.25: Cell(MACER_025),
-        0.5: Cell(MACER, None),
+        0.5: Cell(MACER, 6e-7),
         1.0: Cell(MACER_1, "balanced"),
     },
     "consistency": {
         0.25: Cell(CONSISTENCY_025),
-        0.5: Cell(CONSISTENCY, None),
+        0.5: Cell(CONSISTENCY, 6e-7),
         1.0: Cell(_large_batches("consistency:weight=5", 1.0, 16), "balanced", "fp32"),
     },
     "smoothadv": {
         0.25: Cell(SMOOTHADV, None),
-        0.5: Cell(SMOOTHADV, None),
+        0.5: Cell(SMOOTHADV, 6e-7),
         1.0: Cell(_large_batches("smoothadv:copies=2,steps=2", 1.0, 10), "balanced", "fp32"),
     },
     "smoothmix": {
