@@ -73,8 +73,7 @@ the runs are in [mnist/](mnist/).
   recipes had come to their end here; it is compared with the best published figures, whichever recipe's they are.
 - **Certification.** By the planned procedure, which takes fewer draws where more would add little. Its effort is in the
   last column: full takes nearly all draws that it may, balanced costs 2 to 2.5 % of the ACR, 1e-06 at most 1.2 % and
-  6e-07 at most 0.7 % (replayed on three of these runs). Where the last column says grid, only the radii of the table
-  were decided upon, in far fewer draws: that tells certified accuracy but no ACR.
+  6e-07 at most 0.7 % (replayed on three of these runs).
 - **Numbers.** int8: what was trained is certified as a network of 8-bit numbers. On 250 other images at σ = 0.5 an
   8-bit cat-rs network was wrong 5 % more often than the one it was made from, under the same noise (on a processor with
   AVX2 only). Where wrong answers are rare it is worse, and there large radii are decided: 114 wrong answers in place of
@@ -97,7 +96,7 @@ the runs are in [mnist/](mnist/).
   (0.9519 before). adaptive was tried on other images; its certification was begun anew once, after 24 images, to run
   faster, and its running average was looked at. Randomized bounds were built when it was known that without them it has
   1.6978, a little less than the 1.700 that is published; it was then certified with them once, with the same seed and
-  so the same noise. For macer, consistency, smoothadv and smoothmix at σ = 0.5 and smoothmix and cat-rs at 0.25 it was
+  so the same noise. For macer and consistency at σ = 0.5, cat-rs at 0.25, and smoothadv and smoothmix at both it was
   known from the grid procedure which radii of the table they certify; their networks are the same. A certificate holds
   however its network was chosen; an average over images that helped to choose it flatters a little.
 - **Networks.** `model.safetensors` beside a run is its network, where it was kept: votes can be drawn again with
@@ -185,8 +184,7 @@ class Cell:
     """A network at a noise level of the table, and how it is certified."""
 
     network: Network
-    effort: float | str | None = "full"
-    """None: only which radii of the table hold, by the grid procedure, in far fewer draws; no ACR then."""
+    effort: float | str = "full"
     precision: str = "int8"
     wide: bool = False
     """By draws from a wider noise where that promises more."""
@@ -297,7 +295,7 @@ CELLS = {
         1.0: Cell(_large_batches("consistency:weight=5", 1.0, 16), "balanced", "fp32"),
     },
     "smoothadv": {
-        0.25: Cell(SMOOTHADV, None),
+        0.25: Cell(SMOOTHADV),
         0.5: Cell(SMOOTHADV, 6e-7),
         1.0: Cell(_large_batches("smoothadv:copies=2,steps=2", 1.0, 10), "balanced", "fp32"),
     },
@@ -384,8 +382,7 @@ def cells_of(name: str, sigma: float) -> list[Cell]:
 
 def job_for(cell: Cell, sigma: float, out: Path) -> Job:
     """The training of a network for a noise level, and its certification."""
-    how = {"radii": RADII[sigma], "known_labels": True} if cell.effort is None else {"effort": cell.effort}
-    how |= {"procedure": "wide"} if cell.wide else {}
+    how = {"effort": cell.effort, **({"procedure": "wide"} if cell.wide else {})}
     how |= {"randomized": True} if cell.randomized else {}
     # A named batch size, or the fastest would be looked for once per network.
     how |= {"precision": cell.precision, "plan": "openvino", "batch_size": 64 if cell.precision == "int8" else 256}
@@ -501,20 +498,18 @@ def _own_row(name: str, sigma: float, cell: Cell, published: float, here: float,
     summary, values = summarize(opened, radii), opened.manifest.values
     procedure = values["procedure"]["name"]
     randomized = values["procedure"].get("randomized", False)
-    if ((procedure == "Wide"), randomized) != (cell.wide, cell.randomized):
+    if (procedure, randomized) != ("Wide" if cell.wide else "Planned", cell.randomized):
         raise ValueError(f"{run} was certified by {values['procedure']}, which is not what this script does.")
-    averages = ["–", "–"]  # Grid knows which radii hold, not the largest that does
-    if procedure != "Grid":
-        averages[0] = _marked(summary["average_radius"], published, here)
+    averages = [_marked(summary["average_radius"], published, here), "–"]
     if procedure == "Planned":  # draws that are not from σ do not tell
         averages[1] = _marked(average_by_papers_bound(opened), published, here)
     training = training_of(run)
     trained = (training.recipe, *(training.settings[key] for key in ("sigma", "epochs", "batch_size")))
     if trained != (recipe_text(parse_recipe(network.recipe)), network.noise, network.epochs, network.batch_size):
         raise ValueError(f"{run} is of a network that was trained otherwise than this script does: {trained}.")
-    effort = values["procedure"]["effort"] if procedure != "Grid" else "grid"
     coins = f"randomized ({floor_decimal(average_without_coins(opened), 4)} if not), " if randomized else ""
-    how = f"{'wide, ' if cell.wide else ''}{coins}{effort}, {values['plan'].get('precision', 'fp32')}"
+    effort, precision = values["procedure"]["effort"], values["plan"].get("precision", "fp32")
+    how = f"{'wide, ' if cell.wide else ''}{coins}{effort}, {precision}"
     cells = [floor_percent(share) for share in summary["certified"]]
     each = f"{summary['draws'] / summary['rows']:,.0f}"
     noises = dict.fromkeys(one.noise for one in (*network.ancestors, network))
