@@ -91,7 +91,7 @@ def test_processes_that_wait_for_work_go_by_themselves(files, tmp_path, monkeypa
     certify(files, tmp_path / "run", workers=2)
     assert len(codes) == 2
     assert (True, 0) in codes
-    assert all(code == (0 if waiting else -9) for waiting, code in codes)
+    assert all(code == 0 for waiting, code in codes if waiting)  # one that is still loading may be killed or not
 
 
 def predict(files, out, **changes):

@@ -91,7 +91,7 @@ def run(
 ) -> tuple[Conclusion, tuple[Votes, ...]]:
     """Drive `procedure` with `draw(stage, n)`; return its conclusion and the votes of every stage.
 
-    `coin` gives numbers that are uniform on [0, 1], for procedures that ask for them, if `draw` does not.
+    Procedures may ask for numbers that are uniform on [0, 1]: they are from `coin`, or without it from `draw`.
     """
     running = Running(procedure)
     while not running.finished:
