@@ -210,15 +210,14 @@ def test_a23_a_model_that_only_says_nan_is_refused():
 def test_a23_a_model_that_says_nan_on_all_but_a_few_abstains():
     def rarely(batch):
         scores = batch.mean(dim=(2, 3))
-        scores[batch[:, 0, 0, 0] < 1.0] = torch.nan  # leaves about one copy in fifty
-        scores[:8] = batch[:8].mean(dim=(2, 3)) if len(batch) <= 24 else scores[:8]  # passes the probe
+        scores[batch[:, 0, 0, 0] < 0.25] = torch.nan  # leaves about three samples in ten
         return scores
 
-    result = smoothed(rarely, allow_random=True).certify(IMAGE, QUICK)
+    result = smoothed(rarely).certify(IMAGE, QUICK)
     assert result.label is None
     assert result.radius == 0.0
-    assert result.invalid > 200
-    assert result.to_dict()["stages"][1]["invalid"] > 200
+    assert result.invalid > 150
+    assert result.to_dict()["stages"][1]["invalid"] > 150
 
 
 def test_a24_some_nan_answers_count_against_the_claim():
@@ -280,7 +279,7 @@ def test_a27_a28_outputs_of_another_form_are_refused_before_sampling(output):
 
 
 def test_a28_a_batch_length_that_goes_wrong_later_is_refused_too():
-    with pytest.raises(ModelError, match="answers"):
+    with pytest.raises(ModelError, match="one answer per input"):
         votes(lambda b: torch.zeros(min(len(b), 30), 3))
 
 
@@ -399,12 +398,14 @@ def test_a45_batch_sizes_see_the_same_noise():
         rows = seen[size] = []
 
         def record(batch, rows=rows):
-            if len(batch) not in (8, 24):  # the probes
-                rows.append(batch.clone())
+            rows.append(batch.clone())
             return batch.mean(dim=(2, 3))
 
-        smoothed(record, batch_size=size).predict(IMAGE, Predict(n=100))
-    copies = [torch.cat(rows) for rows in seen.values()]
-    assert len(copies[0]) == 100
+        g = smoothed(record, batch_size=size)
+        g.check(IMAGE)
+        rows.clear()
+        g.predict(IMAGE, Predict(n=100))
+    assert [len(torch.cat(rows)) for rows in seen.values()] == [104] * 3  # four are classified again
+    copies = [torch.cat(rows)[:100] for rows in seen.values()]
     assert torch.equal(copies[0], copies[1])
     assert torch.equal(copies[0], copies[2])

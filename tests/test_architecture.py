@@ -15,7 +15,7 @@ STOREYS = [
     {"stats"},
     {"noise"},
     {"inputs", "models", "data", "progress", "config", "replay"},
-    {"backends", "device_noise"},
+    {"backends", "device_noise", "reclassification"},
     {"staging"},
     {"sampling"},
     {"tuning", "plan_cache", "worst_cases", "attacks", "baselines"},

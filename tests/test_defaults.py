@@ -71,10 +71,10 @@ def test_known_labels_are_tested_input_by_input(g):
 
 def test_certificates_say_why_they_stopped(g):
     assert g.certify(CLEAR, radii=(0.0, 0.25)).bounds.reason == "claimed"
-    assert g.certify(GREY).bounds.reason == "futile"
+    assert g.certify(GREY, index=0).bounds.reason == "futile"
     assert g.certify(CLEAR).bounds.reason == "budget"
     assert "claimed" in repr(g.certify(CLEAR, radii=(0.0, 0.25)))
-    assert "futile" in g.certify(GREY)._repr_html_()
+    assert "futile" in g.certify(GREY, index=0)._repr_html_()
 
 
 def test_results_of_every_procedure_survive_json(g):

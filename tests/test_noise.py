@@ -134,6 +134,29 @@ def test_all_256_grey_values_are_on_the_grid():
     assert np.array_equal(GridGaussianNoise(0.5).centre(values), np.arange(256))
 
 
+@pytest.mark.parametrize("levels", [255, 65535])
+@pytest.mark.parametrize("steps", [2.0**16 * 1.01, 4194304.5, 1e7, 1e12])
+def test_values_that_float32_cannot_tell_from_the_grid_are_refused(steps, levels):
+    """From 2^22 steps on the tolerance is half a step, and a value between two grid points would count as on it."""
+    with pytest.raises(InputError, match="cannot tell|k/"):
+        GridGaussianNoise(0.25, levels).centre(np.full(4, steps / levels, np.float32))
+
+
+@pytest.mark.parametrize("levels", [255, 65535])
+def test_every_value_on_the_grid_up_to_the_limit_is_known_and_none_between(levels):
+    noise, steps = GridGaussianNoise(0.25, levels), np.arange(2**16 + 1)
+    assert np.array_equal(noise.centre((steps / levels).astype(np.float32)), steps)
+    between = ((steps + 0.02) / levels).astype(np.float32)
+    for first in range(0, len(steps), 4096):
+        with pytest.raises(InputError, match="k/"):
+            noise.centre(between[first : first + 1])
+
+
+def test_noise_so_wide_that_float32_cannot_add_it_exactly_is_refused():
+    with pytest.raises(InputError, match=r"2\^24"):
+        GridGaussianNoise(1e4).centre(np.zeros(4, np.float32))
+
+
 @pytest.mark.parametrize("value", [0.5, 1e-4, 1 / 255 + 1e-6, np.nan, np.inf])
 def test_values_off_the_grid_are_refused_with_their_place(value):
     x = np.zeros(10, np.float32)

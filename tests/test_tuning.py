@@ -3,7 +3,7 @@ from torch import nn
 
 from smoothcert import tuning
 from smoothcert.models.architectures import small_cnn
-from smoothcert.sampling import laid_out
+from smoothcert.sampling import in_layout
 from smoothcert.tuning import tuned_plan
 
 CPU = torch.device("cpu")
@@ -79,16 +79,19 @@ def test_models_that_return_labels_are_not_called_just_to_measure_them():
     assert sum(rows) == 1
 
 
-def test_weights_follow_the_layout_and_can_still_be_trained():
+def test_weights_follow_the_layout_in_a_copy_while_the_model_stays_as_it_was():
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 2))
     before = [one.detach().clone() for one in model.parameters()]
+    identities = [id(one) for one in model.parameters()]
     tuned_plan(model, (1, 8, 8), CPU)
     for channels_last, layout in ((True, torch.channels_last), (False, torch.contiguous_format)):
-        with laid_out(model, channels_last=channels_last):
-            assert all(one.is_contiguous(memory_format=layout) for one in model.parameters() if one.ndim == 4)
-            assert all(torch.equal(one, old) for one, old in zip(model.parameters(), before, strict=True))
-            # With one channel the input alone would not say which layout it has.
-            assert model[0](torch.rand(2, 1, 8, 8)).is_contiguous(memory_format=layout)
+        laid = in_layout(model, channels_last=channels_last)
+        assert all(one.is_contiguous(memory_format=layout) for one in laid.parameters() if one.ndim == 4)
+        assert all(torch.equal(one, old) for one, old in zip(laid.parameters(), before, strict=True))
+        # With one channel the input alone would not say which layout it has.
+        assert laid[0](torch.rand(2, 1, 8, 8)).is_contiguous(memory_format=layout)
+        assert [id(one) for one in model.parameters()] == identities
         assert all(one.is_contiguous() for one in model.parameters())
+        assert laid[4].weight is model[4].weight  # only what lies otherwise is copied
     model(torch.rand(2, 1, 8, 8)).sum().backward()
     assert all(one.grad is not None for one in model.parameters())

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from smoothcert.allocator import keep_freed_memory
 from smoothcert.backends import BACKENDS, PRECISIONS, Source, content_hash
 from smoothcert.checks import check_choice, check_count
 from smoothcert.data.dataset import Dataset
@@ -29,7 +28,7 @@ from smoothcert.models.hashes import checksums, hash_bytes, hash_tensors
 from smoothcert.noise import GaussianNoise
 from smoothcert.plan_cache import plan_file, remember_plan, remembered_plan
 from smoothcert.progress import ProgressBar
-from smoothcert.sampling import Plan, laid_out, worker_count, worker_pool
+from smoothcert.sampling import Plan, in_layout, worker_count, worker_pool
 from smoothcert.streams import Stream
 from smoothcert.tuning import tuned_plan
 
@@ -152,8 +151,6 @@ class Execution:
     def executed(self, shape: tuple[int, ...]) -> Model:
         """What is called for a batch of inputs of this shape."""
         plan = self.plan_for(shape)
-        if self._device.type == "cpu":
-            keep_freed_memory()
         if plan.is_plain:
             return self._model
         weights = checksums(self._model)
@@ -198,7 +195,6 @@ class Execution:
     # Measuring
 
     def _trials(self, shape: tuple[int, ...], backends: Sequence[str], built: dict[Plan, Model]) -> Iterator[Trial]:
-        keep_freed_memory()
         for name in backends:
             if self._precision not in BACKENDS[name].precisions:
                 continue
@@ -255,8 +251,9 @@ class Execution:
             if model is None:
                 model = self._model if plan.is_plain else self._build(shape, plan)
             seconds = time.perf_counter() - started
-            with evaluating(model), laid_out(model, channels_last=plan.channels_last):
-                rate = max(measured_rate(model, shape, self._device, plan) for _ in range(_ROUNDS))
+            with evaluating(model):
+                laid = in_layout(model, channels_last=plan.channels_last)
+                rate = max(measured_rate(laid, shape, self._device, plan) for _ in range(_ROUNDS))
         except (SmoothcertError, RuntimeError, MemoryError) as error:
             return Trial(plan, failure=" ".join(str(error).split())[:200])
         built[plan] = model

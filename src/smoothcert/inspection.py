@@ -15,8 +15,9 @@ from torch import nn
 from smoothcert.data.dataset import Dataset
 from smoothcert.execution import calibration_inputs
 from smoothcert.inputs import as_float32
+from smoothcert.models.agreement import is_labels
 from smoothcert.models.classifier import Classifier
-from smoothcert.models.contract import evaluating, is_labels
+from smoothcert.models.contract import evaluating
 from smoothcert.models.layers import Normalize
 from smoothcert.progress import ProgressBar
 from smoothcert.records import Decision, Votes

@@ -34,6 +34,8 @@ Array64 = npt.NDArray[np.int64]
 
 _BLOCK_VALUES = 2**18  # large enough to dwarf the cost of a call, small enough for a core's cache
 _BLOCK_ROWS = 2**10  # and of small inputs not so many that workers could not share a request
+_MOST_STEPS = 2**16  # of a value on a grid, which covers 16-bit images
+_REACH = 10.3  # standard deviations: less than 2^-80 of the noise lies below
 
 
 def rows_per_block(size: int) -> int:
@@ -137,7 +139,26 @@ class GridGaussianNoise(Noise):
                 f"Expected every value to be k/{self.levels} for a whole k, got {flat[first]} at flat index {first}. "
                 "Quantise the input first (the quantised input is what is certified then), or use gaussian noise."
             )
+        self._check_steps(float(np.abs(nearest).max(initial=0.0)))
         return nearest.astype(np.float32)
+
+    def _check_steps(self, largest: float) -> None:
+        """Raise InputError for values so large that float32 cannot tell grid points from the values between them.
+
+        The tolerance for k/levels grows with k: at 2^22 steps it is half a step, and every value would pass. Up to
+        2^16 steps it stays below a hundredth of a step.
+        """
+        if largest > _MOST_STEPS:
+            raise InputError(
+                f"Expected values of at most {_MOST_STEPS / self.levels:g} ({_MOST_STEPS:,} grid steps), got "
+                f"{largest / self.levels:g}: float32 cannot tell whether larger ones are on the grid. Scale the input, "
+                "or use gaussian noise."
+            )
+        if largest + _REACH * self.sigma * self.levels >= 2**24:
+            raise InputError(
+                f"Expected noise that stays below 2^24 grid steps, got sigma={self.sigma:g} with {self.levels} levels: "
+                "float32 cannot add larger whole numbers exactly. Use gaussian noise."
+            )
 
     def fill(self, centre: Array32, stream: Stream, block: int, out: Array32) -> None:
         """Look up every cell, refine the ambiguous ones, add in whole numbers, divide once."""
@@ -192,7 +213,7 @@ def grid_table(sigma: float, levels: int) -> GridTable:
 
     with mp.workdps(50):
         step = 1 / (mp.mpf(sigma) * levels)
-        count = int(mp.ceil(mp.mpf("10.3") / step))  # less than 2^-80 lies below 10.3 standard deviations
+        count = int(mp.ceil(mp.mpf(str(_REACH)) / step))
         # Between the values v and v + 1, for v = −count, …, −1, in units of 2^-79.
         thresholds = [int(mp.floor(mp.ldexp(mp.ncdf((v + mp.mpf("0.5")) * step), 79))) for v in range(-count, 0)]
     cell = np.array([t >> 63 for t in thresholds], np.int64)

@@ -6,8 +6,8 @@ import logging
 import os
 import random
 import threading
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.errors import ConfigError, ModelError
-from smoothcert.models.contract import Model, evaluating, is_labels
+from smoothcert.models.agreement import is_labels
+from smoothcert.models.contract import Model, evaluating
 from smoothcert.noise import Noise, rows_per_block
+from smoothcert.reclassification import Reclassification
 from smoothcert.records import Votes
 from smoothcert.staging import make_staging, own_stream
 from smoothcert.streams import Stream
@@ -98,29 +100,41 @@ def worker_count(model: Model, device: torch.device) -> int:
     return min(torch.get_num_threads(), most)
 
 
-@contextmanager
-def laid_out(model: Model, *, channels_last: bool) -> Iterator[None]:
-    """Have the weights of convolutions in the layout of the inputs, or their outputs may not follow it.
+def in_layout(model: Model, *, channels_last: bool) -> Model:
+    """The model with the weights of its convolutions in the layout of the inputs, or their outputs may not follow it.
 
-    Only their order in memory changes, never a value, and it is put back in the end: others save and export the model.
+    The caller's module stays as it is. Where weights lie otherwise in memory, the result is a copy of the module tree
+    that shares everything else with it.
     """
-    wanted, other = torch.channels_last, torch.contiguous_format
-    if not channels_last:
-        wanted, other = other, wanted
-    weights = [one for one in model.parameters() if one.ndim == 4] if isinstance(model, nn.Module) else []
-    # By strides: weights with one channel pass for either layout, yet theirs decides that of the outputs.
-    changed = [one for one in weights if one.stride() != torch.empty_like(one, memory_format=wanted).stride()]
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        return model
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    weights: dict[int, nn.Parameter] = {}
+    with torch.inference_mode(False), torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim != 4:
+                continue
+            # By strides: weights with one channel pass for either layout, yet theirs decides that of the outputs.
+            laid = torch.empty_like(weight, memory_format=layout)
+            if weight.stride() != laid.stride():
+                weights[id(weight)] = nn.Parameter(laid.copy_(weight), requires_grad=weight.requires_grad)
+    return _with_weights(model, weights, {}) if weights else model
 
-    def lay(layout: torch.memory_format) -> None:
-        with torch.inference_mode(False), torch.no_grad():  # else these weights could never be trained again
-            for one in changed:
-                one.data = torch.empty_like(one, memory_format=layout).copy_(one)
 
-    lay(wanted)
-    try:
-        yield
-    finally:
-        lay(other)
+def _with_weights(module: nn.Module, weights: Mapping[int, nn.Parameter], copies: dict[int, nn.Module]) -> nn.Module:
+    """A copy of a module tree in which some weights, named by their `id`, are replaced; `copies` holds those made."""
+    if id(module) in copies:
+        return copies[id(module)]
+    copy = object.__new__(type(module))
+    copies[id(module)] = copy
+    copy.__dict__ = dict(module.__dict__)
+    replaced = {name: weights.get(id(weight), weight) for name, weight in module._parameters.items()}
+    children = {
+        name: None if child is None else _with_weights(child, weights, copies)
+        for name, child in module._modules.items()
+    }
+    copy.__dict__.update(_parameters=replaced, _buffers=dict(module._buffers), _modules=children)
+    return copy
 
 
 @cache
@@ -150,18 +164,20 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def preserved_random_state(*, enabled: bool = True) -> Iterator[None]:
+def preserved_random_state(seed: int | None = None) -> Iterator[None]:
     """Leave the caller's global random state as it was, whatever the model does to it.
 
-    Not for models that are random on purpose: they would see the same state for every input.
+    With `seed`, the state inside starts from it. Without, it starts from the caller's, which is not for models that
+    are random on purpose: they would see the same state for every input.
     """
-    if not enabled:
-        yield
-        return
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 - saved, never drawn from
     try:
         with torch.random.fork_rng(devices=devices):
+            if seed is not None:
+                torch.manual_seed(seed)
+                random.seed(seed)
+                np.random.seed(seed % 2**32)  # noqa: NPY002 - what models use that draw from it
             yield
     finally:
         random.setstate(python)
@@ -239,7 +255,7 @@ class _Worker:
         while done < len(task) and not job.stopped:
             size = min(job.batch_size, len(task) - done)
             try:
-                output = self._forward(first + done, size)
+                output = self._forward(first + done, size, task.start + done)
             except Exception as error:
                 if not _out_of_memory(error) or size == 1:
                     raise
@@ -259,14 +275,19 @@ class _Worker:
             request, rows = job.requests[piece.request], (piece.start - origin, piece.stop - origin)
             self.staging.fill(*rows, request.noise, job.centres[piece.request], request.stream, piece.block)
 
-    def _forward(self, start: int, size: int) -> Tensor:
+    def _forward(self, start: int, size: int, draw: int) -> Tensor:
+        """The answers to `size` rows of the buffer, of which the first is the job's draw number `draw`."""
         job = self.job
         batch = self.staging.send(start, start + size).view(-1, *job.shape)
         if job.channels_last:
             batch = batch.contiguous(memory_format=torch.channels_last)
+        # Copied before the model sees them, as it may change its input.
+        sampled = [(request, row, batch[row : row + 1].clone()) for request, row in job.sampled(draw, size)]
         output = job.model(batch)
         if not isinstance(output, Tensor) or len(output) != size:
             raise ModelError(f"Expected {size} answers, one per input, got {getattr(output, 'shape', output)}.")
+        for request, row, inputs in sampled:
+            job.keep(request, inputs, output[row : row + 1])
         return output
 
 
@@ -302,6 +323,7 @@ class _Job:
         plan: Plan,
         device: torch.device,
         on_draws: Callable[[int], None] | None,
+        again: Reclassification | None = None,
     ) -> None:
         self.model, self.requests, self.num_classes, self.device = model, requests, num_classes, device
         self.shape, self.row_size = requests[0].x.shape, requests[0].x.size
@@ -316,6 +338,11 @@ class _Job:
         self._rows_per_block = rows_per_block(self.row_size)
         self._rows_per_task = self._task_length(plan)
         self._next = iter(range(0, self._starts[-1], self._rows_per_task))
+        self._again = again
+        samples = () if again is None else again.samples
+        self._sampled = [
+            start + number for start, numbers in zip(self._starts, samples, strict=False) for number in numbers
+        ]
 
     def _task_length(self, plan: Plan) -> int:
         """Rows in a task: whole batches, and about as many rows as a block or a few of them."""
@@ -350,6 +377,16 @@ class _Job:
             row = min(start + self._rows_per_block, self._starts[request + 1], task.stop)
             yield _Piece(request, block, start, row)
 
+    def sampled(self, draw: int, size: int) -> Iterator[tuple[int, int]]:
+        """The draws from number `draw` on, `size` of them, that are to be classified again: request and row of each."""
+        first, last = bisect_left(self._sampled, draw), bisect_left(self._sampled, draw + size)
+        for number in self._sampled[first:last]:
+            yield bisect_right(self._starts, number) - 1, number - draw
+
+    def keep(self, request: int, inputs: Tensor, answers: Tensor) -> None:
+        assert self._again is not None  # noqa: S101 - for the type checker: else there are no samples
+        self._again.keep(request, inputs, answers)
+
     def done(self, draws: int) -> None:
         if self._on_draws is not None:
             with self._lock:
@@ -370,29 +407,42 @@ def count_votes_together(
     plan: Plan,
     device: torch.device,
     on_draws: Callable[[int], None] | None = None,
+    again: Reclassification | None = None,
 ) -> list[Votes]:
-    """Classify the noisy copies that each request asks for and count its votes, in memory for one task a worker.
+    """Classify the noisy samples that each request asks for and count its votes, in memory for one task a worker.
 
-    The requests' inputs have one shape, and their copies share forward batches. Each request's copies are the
+    The requests' inputs have one shape, and their samples share forward batches. Each request's samples are the
     first n of its own stream, whatever the plan and the other requests. The model runs in eval mode and inference
-    mode; its own modes are restored. `on_draws` is told of every task's number of draws when it is done.
+    mode; its own modes are restored. `on_draws` is called with every task's number of draws when it is done. With
+    `again`, some samples are classified again alone; ModelError if their answers differ.
     """
     if not requests:
         return []
-    job = _Job(model, requests, num_classes=num_classes, plan=plan, device=device, on_draws=on_draws)
+    channels_last = plan.channels_last and requests[0].x.ndim == 3
+    with evaluating(model):
+        laid = in_layout(model, channels_last=channels_last)
+        job = _Job(laid, requests, num_classes=num_classes, plan=plan, device=device, on_draws=on_draws, again=again)
+        votes = _run_job(job, plan)
+        if again is not None:
+            with torch.inference_mode():
+                again.check(laid, votes, [request.stream.input_id for request in requests])
+    return votes
+
+
+def _run_job(job: _Job, plan: Plan) -> list[Votes]:
+    """The votes of a job's requests, counted by as many workers as the plan has and the job can use."""
     workers = min(plan.workers, job.task_count)
-    with evaluating(model), laid_out(model, channels_last=job.channels_last):
-        if workers <= 1 and plan.threads is None:
-            return _Worker(job).run().votes()
-        futures = [worker_pool(plan.workers, plan.threads).submit(_Worker(job).run) for _ in range(workers)]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            job.stopped = True  # on an error or Ctrl-C the other workers end with their task
-            wait(futures)
-        tally, *others = [future.result() for future in futures]
-        for other in others:
-            tally.join(other)
+    if workers <= 1 and plan.threads is None:
+        return _Worker(job).run().votes()
+    futures = [worker_pool(plan.workers, plan.threads).submit(_Worker(job).run) for _ in range(workers)]
+    try:
+        wait(futures, return_when=FIRST_EXCEPTION)
+    finally:
+        job.stopped = True  # on an error or Ctrl-C the other workers end with their task
+        wait(futures)
+    tally, *others = [future.result() for future in futures]
+    for other in others:
+        tally.join(other)
     return tally.votes()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
@@ -15,29 +16,30 @@ import torch
 from torch import nn
 
 from smoothcert.checks import check_choice, check_count, check_sigma
-from smoothcert.errors import ConfigError, InputError
+from smoothcert.errors import ConfigError, InputError, ModelChangedError
 from smoothcert.execution import Execution, OnTrial
 from smoothcert.inputs import Range, as_float32, check_values, content_id, split_batch
 from smoothcert.models.classifier import Classifier
-from smoothcert.models.contract import Model, check_contract
+from smoothcert.models.contract import Contract, Model, check_contract
+from smoothcert.models.hashes import checksums
 from smoothcert.models.layers import split_projection
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
 from smoothcert.progress import ProgressBar
+from smoothcert.reclassification import Reclassification, sample_size
 from smoothcert.records import Bounds, Certificate, Decision, Prediction, Votes
 from smoothcert.sampling import (
     MAX_WORKERS,
     Plan,
     Request,
     count_votes_together,
-    laid_out,
     pick_device,
     preserved_random_state,
 )
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
-from smoothcert.stats.procedures import FixedN, Predict, Procedure, Running, SequentialPredict, describe
+from smoothcert.stats.procedures import FixedN, Predict, Procedure, Running, SequentialPredict, describe, question
 from smoothcert.stats.wide import Wide
-from smoothcert.streams import Stream, make_key, parse_key
+from smoothcert.streams import STREAM_NAMING, Stream, make_key, parse_key
 
 Result = TypeVar("Result", Certificate, Prediction)
 _PROBE_STAGE = -1
@@ -55,9 +57,10 @@ class _Case:
     procedure: Procedure[Any]
     running: Running[Any]
 
-    def request(self, key: bytes) -> Request:
+    def request(self, key: bytes, naming: int) -> Request:
         """What the procedure wants next, from the stream of its stage."""
-        stream = Stream(key, self.input_id, len(self.running.stages))
+        asked = question(self.procedure) if naming >= 2 else ""
+        stream = Stream(key, self.input_id, len(self.running.stages), asked)
         wider = replace(self.noise, sigma=self.noise.sigma * self.running.wanted.width)
         return Request(wider, self.x, int(self.running.wanted), stream)
 
@@ -148,6 +151,7 @@ class Smoothed:
         calibration: a batch of inputs by which int8 chooses its scales, with noise added to them.
         secure: for evidence against an adversary who may have chosen the model: only grid noise, no seed.
         allow_random: accept a model whose answers are random (fresh for every row); Theorem 1 covers it.
+        naming: how streams of noise are named, as runs record it (see `streams`); 1 repeats what older versions drew.
         progress: show a progress bar for what takes longer than two seconds; by default on a terminal.
         on_draws: called with the number of draws whenever some were made.
     """
@@ -170,6 +174,7 @@ class Smoothed:
         key: str | None = None,
         secure: bool = False,
         allow_random: bool = False,
+        naming: int = STREAM_NAMING,
         progress: bool | None = None,
         on_draws: Callable[[int], None] | None = None,
     ) -> None:
@@ -221,7 +226,9 @@ class Smoothed:
             weights_hash=weights_hash,
         )
         self._key = make_key(seed) if key is None else parse_key(key)
-        self._checked: dict[tuple[int, ...], int] = {}
+        self._naming = check_count("naming", naming, most=STREAM_NAMING)
+        self._checked: dict[tuple[int, ...], Contract] = {}
+        self._checked_weights: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         noise = self._noise if isinstance(self._noise, str) else self._noise.name
@@ -349,8 +356,7 @@ class Smoothed:
             procedure = self.settled(procedure_for(i, len(inputs)), one.shape)
             point = self._point(one)
             cases.append(_Case(point, name, self._noise_for(point), procedure, Running(procedure)))
-        with preserved_random_state(enabled=not self._allow_random):
-            self._run(cases)
+        self._run(cases)
         executed = self.executed(inputs[0].shape)
         results = [self._result(case, conclude, executed) for case in cases]
         return results if batched else results[0]
@@ -358,21 +364,21 @@ class Smoothed:
     def _run(self, cases: list[_Case]) -> None:
         """Run every case to its conclusion, in rounds of draws that share their forward batches."""
         shape = cases[0].x.shape
-        num_classes = self._check_model(cases[0].noise, cases[0].x)
-        model = self._execution.executed(shape)
-        plan = self._execution.plan_for(shape)
+        with self._random_state(Stream(self._key, "probe", _PROBE_STAGE)):
+            contract = self._check_model(cases[0].noise, cases[0].x)
+            model = self._execution.executed(shape)
+            plan = self._execution.plan_for(shape)
         pending = deque(case for case in cases if not case.running.finished)
         # The one input's draws are worth watching, and of several how many are done.
         shows_draws, shows_inputs = (self._progress, False) if len(cases) == 1 else (False, self._progress)
-        channels_last = plan.channels_last and cases[0].x.ndim == 3
-        with (
-            laid_out(model, channels_last=channels_last),  # once for all rounds
-            ProgressBar("inputs", len(cases), enabled=shows_inputs) as inputs,
-        ):
+        with ProgressBar("inputs", len(cases), enabled=shows_inputs) as inputs:
             while pending:
                 chosen = _next_round(pending, plan)
-                requests = [case.request(self._key) for case in chosen]
-                with ProgressBar("draws", sum(request.n for request in requests), enabled=shows_draws) as draws:
+                requests = [case.request(self._key, self._naming) for case in chosen]
+                with (
+                    self._random_state(requests[0].stream),
+                    ProgressBar("draws", sum(request.n for request in requests), enabled=shows_draws) as draws,
+                ):
 
                     def on_draws(number: int, draws: ProgressBar = draws) -> None:
                         draws.advance(number)
@@ -383,16 +389,42 @@ class Smoothed:
                     votes = count_votes_together(
                         model,
                         requests,
-                        num_classes=num_classes,
+                        num_classes=contract.num_classes,
                         plan=plan,
                         device=self.device,
                         on_draws=on_draws,
+                        again=self._reclassification(requests, contract.spread),
                     )
                 for case, request, counted in zip(chosen, requests, votes, strict=True):
                     case.give(counted, request.stream)
                 unfinished = [case for case in chosen if not case.running.finished]
                 pending.extendleft(reversed(unfinished))
                 inputs.advance(len(chosen) - len(unfinished))
+        self._check_weights()
+
+    def _random_state(self, stream: Stream) -> AbstractContextManager[None]:
+        """The caller's random state is restored afterwards; a model that is random on purpose has one of its own.
+
+        It follows from the stream: processes that start alike would else draw the same randomness for several inputs.
+        """
+        return preserved_random_state(stream.model_seed if self._allow_random else None)
+
+    def _reclassification(self, requests: Sequence[Request], spread: float) -> Reclassification:
+        """The samples of these requests that are classified again alone."""
+        samples = []
+        for request in requests:
+            size = sample_size(request.n, first=request.stream.stage == 0, allow_random=self._allow_random)
+            samples.append(request.stream.sample(request.n, size))
+        return Reclassification(samples, spread, allow_random=self._allow_random)
+
+    def _check_weights(self) -> None:
+        """Raise ModelChangedError if the model is not the one whose contract was checked."""
+        if checksums(self.model) != self._checked_weights:
+            raise ModelChangedError(
+                "The model's weights or buffers changed while it was being certified: its draws are not those of one "
+                "classifier. Do not train it at the same time, and make sure that it does not modify its weights in "
+                "eval mode."
+            )
 
     def _result(self, case: _Case, conclude: Callable[..., Result], executed: str | None) -> Result:
         return conclude(
@@ -429,18 +461,38 @@ class Smoothed:
             raise
         return noise
 
-    def _check_model(self, noise: Noise, x: npt.NDArray[np.float32]) -> int:
-        """Check the model's contract once per input shape, on noise that no procedure sees."""
+    def _check_model(self, noise: Noise, x: npt.NDArray[np.float32]) -> Contract:
+        """Check the model's contract once per input shape and state of its weights, on noise that no procedure sees."""
+        weights = checksums(self.model)
+        if weights != self._checked_weights:
+            self._checked_weights = weights
+            self._checked.clear()
         if x.shape not in self._checked:
-            rows = np.empty((_PROBES, x.size), np.float32)
-            noise.fill(noise.centre(x), Stream(self._key, "probe", _PROBE_STAGE), 0, rows)
-            probes = torch.from_numpy(rows).view(_PROBES, *x.shape).to(self.device)
+            # First as it is, in small batches: whoever measures which way to run it is fastest takes for granted that
+            # it runs at all. Then as it will be run, in batches of the size that will be counted.
+            self._check_fit(noise, x)
+            size = self._execution.plan_for(x.shape).batch_size
             executed = self._execution.executed(x.shape)
-            for model in [self._behind] if executed is self._behind else [self._behind, executed]:
-                self._checked[x.shape] = check_contract(
-                    model, probes, num_classes=self.num_classes, allow_random=self._allow_random
-                )
+            self._checked[x.shape] = check_contract(
+                executed,
+                self._probes(noise, x),
+                num_classes=self.num_classes,
+                allow_random=self._allow_random,
+                batch_size=size,
+            )
         return self._checked[x.shape]
+
+    def _check_fit(self, noise: Noise, x: npt.NDArray[np.float32]) -> None:
+        """Check the contract of the model as it is, in small batches."""
+        check_contract(
+            self._behind, self._probes(noise, x), num_classes=self.num_classes, allow_random=self._allow_random
+        )
+
+    def _probes(self, noise: Noise, x: npt.NDArray[np.float32]) -> torch.Tensor:
+        """Noisy samples [8, *D] that no procedure sees."""
+        rows = np.empty((_PROBES, x.size), np.float32)
+        noise.fill(noise.centre(x), Stream(self._key, "probe", _PROBE_STAGE), 0, rows)
+        return torch.from_numpy(rows).view(_PROBES, *x.shape).to(self.device)
 
     def _point(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Where noise is added: at the input, or at its coordinates if the model begins with a projection."""
@@ -463,13 +515,21 @@ class Smoothed:
             raise InputError(f"Expected inputs of shape {expected}, as the model's directions have, got {shape}.")
         return (self._projection.count,)
 
-    def check(self, x: Any) -> int:
-        """Check the model's contract on noisy copies of one input; return the number of classes."""
+    def check_fit(self, x: Any) -> None:
+        """Check that the model takes inputs like `x` and keeps its contract in small batches, before it is tuned."""
         one = as_float32(x)
         check_values(one, self.input_range)
-        with preserved_random_state(enabled=not self._allow_random):
+        with self._random_state(Stream(self._key, "probe", _PROBE_STAGE)):
             point = self._point(one)
-            return self._check_model(self._noise_for(point), point)
+            self._check_fit(self._noise_for(point), point)
+
+    def check(self, x: Any) -> int:
+        """Check the model's contract on noisy samples of one input; return the number of classes."""
+        one = as_float32(x)
+        check_values(one, self.input_range)
+        with self._random_state(Stream(self._key, "probe", _PROBE_STAGE)):
+            point = self._point(one)
+            return self._check_model(self._noise_for(point), point).num_classes
 
     def seconds_per_draw(self, x: Any, draws: int = 256) -> float:
         """How long a draw takes, on noisy copies of one input that no procedure sees."""

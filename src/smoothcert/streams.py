@@ -1,9 +1,12 @@
-"""Random bits that depend only on (key, input, stage), never on batch size, device or the order of work.
+"""Random bits that depend only on (key, question, input, stage), never on batch size, device or the order of work.
 
 The bits come from Philox, a counter-based generator (Salmon et al. 2011): any place of a stream can be
-reached at once, streams of different inputs and stages have different 128-bit keys, and blocks of one
+reached at once, streams of different questions, inputs and stages have different 128-bit keys, and blocks of one
 stream different counters, so no two of them overlap, whichever process or thread draws them. No global
 random state is read or written.
+
+The question is the procedure with all its settings. Without it in the name, two procedures would see the same noise,
+and a label that one of them chose would be tested by the other on the very draws that chose it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import numpy.typing as npt
 from smoothcert.errors import ConfigError
 
 KEY_BYTES = 32
+STREAM_NAMING = 2
+"""How streams are named; runs record it. 1: (input, stage), before version 0.2. 2: (question, input, stage)."""
 
 
 def make_key(seed: int | None) -> bytes:
@@ -42,24 +47,41 @@ def parse_key(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The bits of one stage of one input under one key."""
+    """The bits of one stage of one input under one key, drawn to answer one question."""
 
     key: bytes
     input_id: str
     stage: int
+    question: str = ""
+
+    def _digest(self, size: int, person: bytes = b"") -> bytes:
+        """A keyed hash of the stream's name; different for every `person`, which says what the bits are for."""
+        question = f"{self.question}\0" if self.question else ""
+        name = f"{question}{self.input_id}\0{self.stage}".encode()
+        return hashlib.blake2b(name, key=self.key, digest_size=size, person=person).digest()
 
     @property
     def philox_key(self) -> bytes:
         """The 128-bit key of this stream's generator."""
-        name = f"{self.input_id}\0{self.stage}".encode()
-        return hashlib.blake2b(name, key=self.key, digest_size=16).digest()
+        return self._digest(16)
 
     @property
     def coin(self) -> float:
         """A number from (0, 1], from other bits than all noise is made of."""
-        name = f"{self.input_id}\0{self.stage}".encode()
-        digest = hashlib.blake2b(name, key=self.key, digest_size=8, person=b"coin").digest()
-        return ((int.from_bytes(digest, "little") >> 11) + 1) / 2**53
+        return ((int.from_bytes(self._digest(8, b"coin"), "little") >> 11) + 1) / 2**53
+
+    @property
+    def model_seed(self) -> int:
+        """A seed for a base classifier that is random on purpose, from bits that no noise is made of."""
+        return int.from_bytes(self._digest(8, b"model"), "little") >> 1
+
+    def sample(self, n: int, count: int) -> tuple[int, ...]:
+        """`count` different numbers below `n`, in ascending order; from bits that no noise is made of."""
+        if count >= n:
+            return tuple(range(n))
+        key = np.frombuffer(self._digest(16, b"sample"), "<u8")
+        generator = np.random.Generator(np.random.Philox(key=key))
+        return tuple(sorted(generator.choice(n, count, replace=False, shuffle=False).tolist()))
 
     def words(self, block: int, lane: int, count: int) -> npt.NDArray[np.uint64]:
         """The first `count` 64-bit words of a lane of a block; a longer request begins with a shorter one."""

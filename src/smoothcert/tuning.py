@@ -9,8 +9,9 @@ from collections.abc import Hashable
 import torch
 from torch import nn
 
-from smoothcert.models.contract import Model, evaluating, is_labels
-from smoothcert.sampling import Plan, Tally, laid_out, worker_count, worker_pool
+from smoothcert.models.agreement import is_labels
+from smoothcert.models.contract import Model, evaluating
+from smoothcert.sampling import Plan, Tally, in_layout, worker_count, worker_pool
 
 _SECONDS = 1.0  # after this, no further candidate is tried
 _LARGEST = 1024
@@ -53,9 +54,11 @@ def _measure(model: Model, shape: tuple[int, ...], device: torch.device, workers
                 if channels_last:
                     batch = batch.contiguous(memory_format=torch.channels_last)
                 try:
-                    with laid_out(model, channels_last=channels_last):
-                        times[channels_last] = _seconds_per_row(model, batch, tally)
-                except (MemoryError, torch.OutOfMemoryError):
+                    laid = in_layout(model, channels_last=channels_last)
+                    times[channels_last] = _seconds_per_row(laid, batch, tally)
+                except Exception:  # out of memory, or a model that takes no batches as long as this
+                    if best == float("inf"):
+                        raise
                     return found
             layout = min(times, key=times.__getitem__)
             if times[layout] < 0.98 * best:

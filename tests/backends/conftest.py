@@ -94,7 +94,7 @@ def conforms():
         with torch.no_grad():
             turned = inputs[:BATCH].contiguous(memory_format=torch.channels_last)
             same(built(turned), expected[:BATCH])
-        assert check_contract(built, inputs[:8], num_classes=None) == 10
+        assert check_contract(built, inputs[:8], num_classes=None).num_classes == 10
         assert getattr(built, "thread_safe", True)
         assert not built.training
         assert torch.equal(inputs, kept)
@@ -142,7 +142,7 @@ def conforms_in_int8(digits_network):
         assert abs(accuracies[1] - accuracies[0]) < 0.02
         assert torch.equal(by_batches(built, inputs), scores)
         assert torch.equal(from_threads(built, inputs, 4), scores)
-        assert check_contract(built, inputs[:8], num_classes=10) == 10
+        assert check_contract(built, inputs[:8], num_classes=10).num_classes == 10
         crowd = inputs[:BATCH].clone()
         crowd[1:] = 50 * crowd[1:] - 20  # ranges taken from the batch would be wide now
         assert torch.equal(by_batches(built, crowd)[0], scores[0])

@@ -94,8 +94,8 @@ def edit_text(run, old, new, file=None):
 
 
 def claim(rows):
-    """The first row that claims a radius."""
-    return next(row for row in rows if row.get("radius", 0) > 0 or row.get("p_value") is not None)
+    """The first row that claims a class."""
+    return next(row for row in rows if row["label"] is not None)
 
 
 def forge(run, change_rows=None, change_manifest=None):
@@ -305,7 +305,7 @@ FORGED = {
     "a coin where none was asked for": ("planned", other_coin(0.5), None),
     "a coin in spite of the manifest": ("randomized", None, set_in_manifest("procedure", "randomized", value=False)),
     "a better p-value": ("predict", more("p_value", 0.5), None),
-    "an answer where it abstained": ("sequential", other_label, None),
+    "another answer": ("sequential", other_label, None),
 }
 
 

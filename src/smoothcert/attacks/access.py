@@ -29,10 +29,10 @@ def attacked(model: Model) -> Iterator[Model]:
         yield network
 
 
-def check_differentiable(model: Model, inputs: Tensor, labels: Tensor) -> None:
+def check_differentiable(model: Model, inputs: Tensor, labels: Tensor) -> int:
     """Ask `model` for scores and their gradients at inputs [B, *D]; ModelError unless it has both.
 
-    InputError if a label is none of its classes.
+    InputError if a label is none of its classes. Returns how many there are.
     """
     point = inputs.clone().requires_grad_()
     try:
@@ -53,3 +53,4 @@ def check_differentiable(model: Model, inputs: Tensor, labels: Tensor) -> None:
         raise ModelError(f"Expected scores that can be differentiated by the inputs, got none. {_ADVICE}")
     if int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]:
         raise InputError(f"Expected labels from 0 to {scores.shape[1] - 1}, got {labels.tolist()}.")
+    return int(scores.shape[1])

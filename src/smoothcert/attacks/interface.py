@@ -16,7 +16,7 @@ from smoothcert.attacks.geometry import strictly_within, within_ball
 from smoothcert.checks import check_count, check_sigma
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.models.contract import Model
-from smoothcert.sampling import laid_out
+from smoothcert.sampling import in_layout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +70,8 @@ class SmoothedAttack(ABC):
         """
         if isinstance(radius, bool) or not 0 < radius < math.inf:
             raise ConfigError(f"Expected `radius` to be a finite number > 0, got {radius!r}.")
-        with (
-            attacked(target.model) as network,
-            laid_out(network, channels_last=prefers_channels_last(network, target.x)),
-        ):
+        with attacked(target.model) as as_given:
+            network = in_layout(as_given, channels_last=prefers_channels_last(as_given, target.x))
             aim = replace(target, model=network, x=target.x.detach().clone(), clip=clip or target.clip)
             check_differentiable(network, aim.x[None], torch.tensor([aim.label]))
             found = self.search(aim, radius, generator).detach()

@@ -45,7 +45,7 @@ class Compiled(Backend):
         call = torch._inductor.compile(program.module(), [example], options=_OPTIONS)
         content = hash_tensors(source.network.state_dict()).encode()
         run = _Padded(call, source.batch_size)
-        return Executable(run, identity(self.name, precision, content), source.device)
+        return Executable(run, identity(self.name, precision, content), source.device, source.batch_size)
 
 
 class _Padded:

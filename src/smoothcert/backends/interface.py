@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from smoothcert.backends.isolation import isolated
 from smoothcert.checks import check_choice, check_count
 from smoothcert.errors import ConfigError, InputError, MissingExtraError, ModelError, SmoothcertError
+from smoothcert.models.agreement import differing, score_spread
 from smoothcert.models.contract import evaluating
 from smoothcert.models.hashes import hash_bytes, hash_tensors
 
 # Of the spread of the scores: other orders of summation make 1e-6 of it, another network makes far more.
 _TOLERANCE = 1e-3
-_ROUNDING = 1e-6  # of the scores themselves, which may all be the same
 _PROBES = 3
+_COMPARED = 8
 _CALIBRATION_ROWS = 64  # at a time
 _LONGEST = 400  # characters of an error that is not ours
 
@@ -110,7 +111,7 @@ class Backend(ABC):
                 built = self.make(source, precision).eval()
                 if built is source.network:
                     return built
-                scores, expected = built(source.probes()), source.network(source.probes())
+                scores, expected = built(source.probes(_COMPARED)), source.network(source.probes(_COMPARED))
             except ConfigError:
                 raise
             except Exception as error:  # each library has its own kinds
@@ -127,10 +128,11 @@ class Backend(ABC):
         if expected.ndim != 2 or scores.shape != expected.shape:
             shapes = f"{tuple(scores.shape)} for torch's {tuple(expected.shape)}"
             raise ModelError(f"Expected scores [B, K] of the backend {self.name}, got {shapes}.")
-        allowed = _TOLERANCE * float(expected.max() - expected.min()) + _ROUNDING * float(expected.abs().max())
-        worst = float((scores - expected).abs().max())
-        if precision == "fp32" and not worst <= allowed:  # NaN is not
-            raise ModelError(f"Expected torch's scores of the backend {self.name}, got others by {worst:.2g}.")
+        if precision == "fp32" and differing(expected, scores, score_spread(expected), relative=_TOLERANCE).any():
+            worst = float((scores - expected).abs().nan_to_num(torch.inf).max())
+            raise ModelError(
+                f"The backend {self.name} computes other scores than torch, which differ by up to {worst:.2g}."
+            )
 
 
 class Executable(nn.Module):
@@ -138,11 +140,17 @@ class Executable(nn.Module):
 
     thread_safe = True
 
-    def __init__(self, run: Callable[[Tensor], Tensor], identity: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        run: Callable[[Tensor], Tensor],
+        identity: str,
+        device: torch.device,
+        fixed_batch_size: int | None = None,
+    ) -> None:
         super().__init__()
         # In a tuple, so that a module in there is not taken for a part of this one: it is fixed as it is.
         self._held = (run,)
-        self.identity, self.own_device = identity, device
+        self.identity, self.own_device, self.fixed_batch_size = identity, device, fixed_batch_size
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores [B, K] of a batch [B, *D] in any layout, brought to where the batch is."""

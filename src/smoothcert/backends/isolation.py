@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import logging
+import os
 import random
 import sys
 import threading
@@ -20,11 +21,19 @@ _alone = threading.RLock()
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Nothing is printed, logged or warned of in here; logging, random states and signals are as before in the end.
+    """Nothing is printed, logged or warned of in here, and the process is as before in the end.
 
-    One thread at a time, since all of that belongs to the process.
+    That is, its logging, random states, signals, environment and search path for modules. One thread at a time, since
+    all of that belongs to the process.
     """
-    with _alone, _logging_kept(), _random_states_kept(), signal_stack_kept(), warnings.catch_warnings():
+    with (
+        _alone,
+        _logging_kept(),
+        _random_states_kept(),
+        _environment_kept(),
+        signal_stack_kept(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             yield
@@ -42,6 +51,28 @@ def _logging_kept() -> Iterator[None]:
         logging.setLoggerClass(kind)
         root.setLevel(level)
         root.handlers[:] = handlers
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Restore environment variables and sys.path.
+
+    ONNX Runtime's quantiser and NNCF extend sys.path, and the former imports modules with names as plain as float16
+    from there: these are taken out of sys.modules too, where they would be found in place of the user's own.
+    """
+    variables, path, modules = dict(os.environ), list(sys.path), set(sys.modules)
+    try:
+        yield
+    finally:
+        added = tuple(folder for folder in sys.path if folder not in path and "onnxruntime" in folder)
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            origin = getattr(sys.modules[name], "__file__", None)
+            if "." not in name and added and origin and origin.startswith(added):
+                del sys.modules[name]
+        for name in set(os.environ) - set(variables):
+            del os.environ[name]
+        os.environ.update(variables)
 
 
 class SignalStack(ctypes.Structure):

@@ -14,6 +14,7 @@ import tyro
 from rich.console import Console
 
 from smoothcert import __version__
+from smoothcert.allocator import keep_freed_memory
 from smoothcert.cli.attack import Attack
 from smoothcert.cli.attack_base import AttackBase
 from smoothcert.cli.baseline import Baseline
@@ -117,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> NoReturn:
     """The command as a process: ends it, and at once if it was asked to end, even where a thread still hangs."""
+    keep_freed_memory()  # for the whole process, which is ours
     code = main()
     if code > 128:
         with suppress(OSError, ValueError):

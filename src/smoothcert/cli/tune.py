@@ -72,6 +72,7 @@ class Tune(ModelArguments, DataArguments):
             calibration=calibration_inputs(data) if self.precision == "int8" else None,
             device=self.device,
         )
+        smoothed.check_fit(first)
         trials: list[Trial] = []
         plan = smoothed.tune(first.shape, trials.append)
         smoothed.check(first)  # what was found keeps the contract too

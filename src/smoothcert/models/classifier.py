@@ -107,6 +107,11 @@ class Foreign(nn.Module):
         self._held = (call,)
         self.thread_safe, self.own_device, self.batch_size = thread_safe, torch.device(device), batch_size
 
+    @property
+    def fixed_batch_size(self) -> int | None:
+        """The one length of batches that it takes, if it takes only one."""
+        return self.batch_size
+
     def forward(self, x: Tensor) -> Tensor:
         """Classify a batch [B, *D] and bring the answer to where the batch was."""
         batch = x.to(self.own_device)

@@ -368,12 +368,8 @@ def _base_job(
     spec = spec if data.shape is None else replace(spec, fitted=data.shape)
     classifier = spec.load(classifier)
     device = pick_device(classifier.network, settings.device)
-    with evaluating(classifier.network), torch.no_grad():
-        scores = classifier.network.to(device)(torch.from_numpy(first)[None].to(device))
-    if scores.ndim != 2 or not scores.is_floating_point():
-        raise ModelError(f"Expected scores [B, K] from the network, got {scores.dtype} {tuple(scores.shape)}.")
-    with attacking(classifier.network) as network:  # says now what cannot be attacked
-        check_differentiable(network, torch.from_numpy(first)[None].to(device), torch.tensor([0]))
+    with attacking(classifier.network.to(device)) as network:  # says now what cannot be attacked
+        classes = check_differentiable(network, torch.from_numpy(first)[None].to(device), torch.tensor([0]))
     attacks = tuple(settings.attacks)
     task = BaseAttackTask(
         model=spec,
@@ -394,5 +390,5 @@ def _base_job(
         "seed": settings.seed,
         "clip": settings.clip,
     }
-    shared = shared_values(classifier, scores.shape[1], data, indices, settings.batch_size, str(device), settings)
+    shared = shared_values(classifier, classes, data, indices, settings.batch_size, str(device), settings)
     return Job(task, classifier, data, indices, settings.batch_size, Manifest({**shared, **described}), settings)

@@ -16,7 +16,7 @@ from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.bounding import BoundTask
 from smoothcert.runs.directory import Run
 from smoothcert.runs.driver import first_readable, read_chunk
-from smoothcert.runs.smoothing import SmoothingTask, recorded_plan
+from smoothcert.runs.smoothing import SmoothingTask, recorded_naming, recorded_plan
 from smoothcert.runs.verification import Problem, procedure_of
 
 
@@ -87,6 +87,7 @@ def _task(values: Mapping[str, Any], spec: ModelSpec, data: Dataset) -> Smoothin
         device=values["device"].partition(" ")[0],
         secure=False,  # whoever checks knows the key, and may
         allow_random=values["allow_random"],
+        naming=recorded_naming(values),
     )
 
 

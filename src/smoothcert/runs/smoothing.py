@@ -26,7 +26,7 @@ from smoothcert.runs.work import OnDraws, Task, Worker
 from smoothcert.sampling import Plan, worker_count
 from smoothcert.smoothed import Smoothed
 from smoothcert.stats.procedures import FixedN, Predict, Procedure, describe
-from smoothcert.streams import make_key
+from smoothcert.streams import STREAM_NAMING, make_key
 
 _CHUNK_SECONDS = 2.0
 _MOST_INPUTS = 16
@@ -51,6 +51,7 @@ class SmoothingTask(Task):
     calibration: npt.NDArray[np.float32] | None
     secure: bool
     allow_random: bool
+    naming: int
 
     def start(self, *, on_draws: OnDraws | None = None, classifier: Classifier | None = None) -> SmoothingWorker:
         """A worker for this task."""
@@ -75,6 +76,7 @@ class SmoothingWorker(Worker):
             key=task.key,
             secure=task.secure,
             allow_random=task.allow_random,
+            naming=task.naming,
             progress=False,
             on_draws=on_draws,
         )
@@ -176,6 +178,7 @@ def _job(
         device=str(smoothed.device),
         secure=settings.secure,
         allow_random=settings.allow_random,
+        naming=STREAM_NAMING if old is None else recorded_naming(old),
     )
     described = _describe(task, settings)
     if old and settings.seed is None:
@@ -198,8 +201,14 @@ def _describe(task: SmoothingTask, settings: RunSettings) -> dict[str, Any]:
         "allow_random": task.allow_random,
         "key": task.key,
         "seed": settings.seed,
+        **({"streams": task.naming} if task.naming > 1 else {}),
         "plan": plan_values(task.plan, task.executed),
     }
+
+
+def recorded_naming(values: Mapping[str, Any]) -> int:
+    """How a run names its streams of noise; runs of version 0.1 do not say, and name them by input and stage."""
+    return int(values.get("streams", 1))
 
 
 def plan_values(plan: Plan, executed: str | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from smoothcert.runs.journal import Row
 from smoothcert.runs.rows import row_result
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
-from smoothcert.stats.procedures import FixedN, Predict, Running, SequentialPredict
+from smoothcert.stats.procedures import FixedN, Predict, Running, SequentialPredict, question
 from smoothcert.stats.wide import Wide
 from smoothcert.streams import Stream, parse_key
 
@@ -221,8 +221,9 @@ def _recomputed_problems(row: Row, values: Mapping[str, Any]) -> Iterator[str]:
     try:
         result = row_result(row, values)
         label = row["true"] if values.get("known_labels") else None
-        running = _rerun(procedure_of(values, label), result.stages)
-        coins = list(_coin_problems(result))
+        procedure = procedure_of(values, label)
+        running = _rerun(procedure, result.stages)
+        coins = list(_coin_problems(result, question(procedure) if values.get("streams", 1) > 1 else ""))
     except (SmoothcertError, ValueError, TypeError, KeyError, IndexError) as error:
         yield f"its votes are not those of its procedure: {error}"
         return
@@ -235,10 +236,11 @@ def _recomputed_problems(row: Row, values: Mapping[str, Any]) -> Iterator[str]:
     yield from _certificate_problems(row, result, running.conclusion, _tolerance(values))
 
 
-def _coin_problems(result: Certificate | Prediction) -> Iterator[str]:
+def _coin_problems(result: Certificate | Prediction, asked: str) -> Iterator[str]:
     """Coins follow from the key: whoever could choose them could choose radii."""
     for number, votes in enumerate(result.stages):
-        if votes.coin is not None and votes.coin != Stream(parse_key(result.key), result.input_id, number).coin:
+        stream = Stream(parse_key(result.key), result.input_id, number, asked)
+        if votes.coin is not None and votes.coin != stream.coin:
             yield f"the coin of stage {number + 1} is {votes.coin!r}, which the run's key does not give"
 
 

@@ -8,10 +8,11 @@ multinomial generator or recorded votes.
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from scipy.special import ndtr, ndtri
@@ -106,6 +107,19 @@ def describe(procedure: Procedure[Any]) -> dict[str, Any]:
     """A procedure's name and settings, as a certificate records them."""
     settings = asdict(procedure)  # type: ignore[call-overload]
     return {"name": type(procedure).__name__, **{name: _plain(value) for name, value in settings.items()}}
+
+
+def question(procedure: Procedure[Any]) -> str:
+    """A procedure as part of a stream's name: two procedures share draws only if all their settings are equal.
+
+    Settings at their defaults are left out, so that a later version with one more setting still draws the same noise
+    for a run made before.
+    """
+    described = describe(procedure)
+    for field in fields(procedure):  # type: ignore[arg-type]
+        if field.default is not MISSING and described[field.name] == _plain(field.default):
+            del described[field.name]
+    return json.dumps(described, sort_keys=True)
 
 
 def _plain(value: Any) -> Any:

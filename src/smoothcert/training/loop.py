@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothcert.allocator import keep_freed_memory
 from smoothcert.checks import check_count
 from smoothcert.data.dataset import Dataset
 from smoothcert.errors import ModelError
@@ -63,8 +62,6 @@ class Trainer:
         seed = check_count("seed", settings.seed, least=0, most=LARGEST_SEED)
         self.engine = engine or Engine(pick_device(model, settings.device), settings.precision)
         self.settings, self.recipe = settings, parse_recipe(settings.recipe)
-        if self.engine.device.type == "cpu":
-            keep_freed_memory()
         self.model = model.to(self.engine.device, memory_format=torch.channels_last)
         augment = suitable_augmentations(data.name) if settings.augment is None else settings.augment
         self.batches = Batches(data, settings.batch_size, seed, augment, self.engine.device)
