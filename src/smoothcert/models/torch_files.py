@@ -19,6 +19,7 @@ from smoothcert.models.architectures import ALIASES, ARCHITECTURES
 from smoothcert.models.checkpoints import foreign_weights
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.hashes import hash_bytes, hash_tensors
+from smoothcert.models.naming import MatchBy
 
 UNSAFE = (
     "Loading it would run code from the file. If you trust whoever made it, allow that with --unsafe-load (unsafe=True)"
@@ -57,6 +58,7 @@ def load_torch_file(
     arch: str | None,
     num_classes: int | None,
     input_shape: tuple[int, ...] | None,
+    match_by: MatchBy = "name",
     unsafe: bool,
 ) -> Classifier:
     """A TorchScript module, or weights for an architecture of ours, or, if `unsafe`, a pickled module."""
@@ -72,7 +74,9 @@ def load_torch_file(
     architecture = arch or named
     if architecture is None:
         raise ModelError(f"{path} holds weights but not of which network. Name it, with --arch or arch=…")
-    loaded = foreign_weights(weights, architecture, path, num_classes=num_classes, input_shape=input_shape)
+    loaded = foreign_weights(
+        weights, architecture, path, num_classes=num_classes, input_shape=input_shape, match_by=match_by
+    )
     if named in _PAPER_NORMALIZATION:
         return loaded.normalized(*_PAPER_NORMALIZATION[named])
     return loaded
