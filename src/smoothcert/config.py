@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from smoothcert.errors import ConfigError
+from smoothcert.files import read_at_most
 
+_MOST_BYTES = 2**20
 NOT_IN_FILES = ("config",)  # a file cannot name another file
 
 
@@ -38,14 +40,17 @@ def load_config(cls: type[Any], path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    content = read_at_most(path, _MOST_BYTES, ConfigError, f"the config file {path}")
     try:
-        return tomllib.loads(path.read_text("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"Cannot read the config file {path}: {error.strerror}.") from error
+        return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"Cannot read the config file {path}: it is not UTF-8 text.") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is not a config file: its values are nested too deeply.") from error
+    except ValueError as error:  # numbers of more digits than Python converts
+        raise ConfigError(f"{path} is not a config file: {error}.") from error
 
 
 def _suggestion(name: str, known: list[str]) -> str:
