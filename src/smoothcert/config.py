@@ -35,7 +35,9 @@ def load_config(cls: type[Any], path: Path) -> dict[str, Any]:
         try:
             values[name] = convert(value, hints[name])
         except TypeError:
-            raise ConfigError(f"{path}: expected `{key}` to be {_describe(hints[name])}, got {value!r}.") from None
+            raise ConfigError(
+                f"{path}: expected `{key}` to be {_describe(hints[name])}, got {_shown(value)}."
+            ) from None
     return values
 
 
@@ -51,6 +53,15 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a config file: its values are nested too deeply.") from error
     except ValueError as error:  # numbers of more digits than Python converts
         raise ConfigError(f"{path} is not a config file: {error}.") from error
+
+
+def _shown(value: Any) -> str:
+    """A value for a message; Python prints neither numbers of thousands of digits nor lists nested as deeply."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"one that is too large to print ({type(value).__name__})"
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _suggestion(name: str, known: list[str]) -> str:
@@ -69,6 +80,8 @@ def convert(value: Any, hint: Any) -> Any:
         return tuple(convert(item, args[0]) for item in value)
     if hint is Path and isinstance(value, str):
         return Path(value)
+    if type(value) is int and value.bit_length() >= 64:  # no setting takes such a number, and some cannot be printed
+        raise TypeError
     if hint is float and type(value) in (int, float):
         return float(value)
     if hint in (int, str, bool) and type(value) is hint:  # True is no int here

@@ -17,6 +17,7 @@ from torch import nn
 from smoothcert import models
 from smoothcert.errors import ModelError
 from smoothcert.models.checkpoints import read_blueprint, save_checkpoint
+from smoothcert.models.exported import _is_arithmetic
 from smoothcert.models.sealed import write_sealed
 
 
@@ -131,6 +132,13 @@ HOSTILE = [
     "s0.__class__",
     "Symbol.__init__",
     "print",
+    "9**9**9**9",
+    "9**(9**9)",
+    "9**99999999",
+    "((((9**9)**9)**9)**9)**9",
+    "Pow(Integer(9), Pow(Integer(9), Integer(9)))",
+    "Pow(Integer(9), Integer(9999999999))",
+    "2** s0",
 ]
 
 
@@ -140,6 +148,13 @@ def test_a57_expressions_in_an_exported_program_are_arithmetic_or_refused(archiv
     (tmp_path / "m.pt2").write_bytes(rewritten(archive, changed_json(edit(text))))
     with pytest.raises(ModelError, match=r"arithmetic on sizes.*--unsafe-load"):
         models.load(tmp_path / "m.pt2")
+
+
+@pytest.mark.parametrize(
+    "text", ["s0**2 - 4*s1", "Pow(Symbol('s0', integer=True), Integer(2))", "Max(1, s0) <= 2**3", "s77 // 2 + 1"]
+)
+def test_arithmetic_of_real_programs_is_allowed(text):
+    assert _is_arithmetic(text)
 
 
 def test_a57_torch_itself_would_run_such_an_expression(archive, tmp_path, mark):

@@ -68,6 +68,11 @@ _FUNCTIONS = frozenset(
         "math",
     ]
 )
+_MOST_POWERS = 4
+# Exponents are single digits, and a power is not the exponent of another one.
+_SMALL_POWERS = re.compile(
+    r"(?:(?!\*\*|Pow).|\*\*\s*\d(?![\w.]|\s*\*\*)|Pow\(Symbol\('\w+'[^()]*\), Integer\(\d\)\))*", re.DOTALL
+)
 _NOT_COMPRESSED = Limits(ratio=1, harmless=0)  # archives within the archive, of which there may be many
 _PUNCTUATION = re.compile(r"[\w\s+\-*/%()<>=!,.&|~\[\]']*")
 
@@ -175,6 +180,9 @@ def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _is_arithmetic(text: str) -> bool:
+    """True for arithmetic on sizes that ends soon: a tower of powers such as 9**9**9 would not."""
+    if text.count("**") + text.count("Pow") > _MOST_POWERS or not _SMALL_POWERS.fullmatch(text):
+        return False
     return _PUNCTUATION.fullmatch(text) is not None and all(
         name in _FUNCTIONS or _SIZES.fullmatch(name) for name in _NAMES.findall(text)
     )
