@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothcert.cli import main
 from smoothcert.config import load_config
 from smoothcert.errors import ConfigError
 
@@ -112,3 +113,26 @@ def test_a_byte_order_mark_and_windows_line_ends_do_not_matter(tmp_path):
     path = tmp_path / "windows.toml"
     path.write_bytes(b"\xef\xbb\xbfsigma = 1.5\r\nbatch_size = 2\r\n")
     assert load_config(Command, path) == {"sigma": 1.5, "batch_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sigma = " + "[" * 10_000 + "]" * 10_000, "nested too deeply"),
+        ("sigma = " + "{a = " * 10_000 + "1" + "}" * 10_000, "nested too deeply"),
+        ("sigma = " + "9" * 5_000, "is not a config file"),
+        ("sigma = 0x" + "f" * 5_000, "too large to print"),
+        ("batch-size = 0x" + "f" * 5_000, "too large to print"),
+        ("batch-size = " + "9" * 40, "expected `batch-size` to be"),
+        ("batch-size = " + "[" * 300 + "]" * 300, "expected `batch-size` to be"),
+        ("#" * 2**20 + "\nsigma = 1", "at most 1,048,576 bytes"),
+    ],
+    ids=["lists", "tables", "digits", "hexadecimal", "hexadecimal int", "40 digits", "300 lists", "long"],
+)
+def test_a_file_that_no_one_would_write_is_refused_in_one_sentence(tmp_path, capsys, text, said):
+    (tmp_path / "settings.toml").write_text(text)
+    assert main(["certify", "--config", str(tmp_path / "settings.toml")]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert said in shown
+    assert "Traceback" not in shown
+    assert len(shown) < 1_000

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from smoothcert.errors import ConfigError
+from smoothcert.files import read_at_most
 
+_MOST_BYTES = 2**20
 NOT_IN_FILES = ("config",)  # a file cannot name another file
 
 
@@ -33,19 +35,33 @@ def load_config(cls: type[Any], path: Path) -> dict[str, Any]:
         try:
             values[name] = convert(value, hints[name])
         except TypeError:
-            raise ConfigError(f"{path}: expected `{key}` to be {_describe(hints[name])}, got {value!r}.") from None
+            raise ConfigError(
+                f"{path}: expected `{key}` to be {_describe(hints[name])}, got {_shown(value)}."
+            ) from None
     return values
 
 
 def _read(path: Path) -> dict[str, Any]:
+    content = read_at_most(path, _MOST_BYTES, ConfigError, f"the config file {path}")
     try:
-        return tomllib.loads(path.read_text("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"Cannot read the config file {path}: {error.strerror}.") from error
+        return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"Cannot read the config file {path}: it is not UTF-8 text.") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is not a config file: its values are nested too deeply.") from error
+    except ValueError as error:  # numbers of more digits than Python converts
+        raise ConfigError(f"{path} is not a config file: {error}.") from error
+
+
+def _shown(value: Any) -> str:
+    """A value for a message; Python prints neither numbers of thousands of digits nor lists nested as deeply."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"one that is too large to print ({type(value).__name__})"
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _suggestion(name: str, known: list[str]) -> str:
@@ -64,6 +80,8 @@ def convert(value: Any, hint: Any) -> Any:
         return tuple(convert(item, args[0]) for item in value)
     if hint is Path and isinstance(value, str):
         return Path(value)
+    if type(value) is int and value.bit_length() >= 64:  # no setting takes such a number, and some cannot be printed
+        raise TypeError
     if hint is float and type(value) in (int, float):
         return float(value)
     if hint in (int, str, bool) and type(value) is hint:  # True is no int here

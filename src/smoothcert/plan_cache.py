@@ -58,7 +58,7 @@ def remembered_plan(path: Path) -> Plan | None:
     """The plan in a file, if there is one that can be run here."""
     try:
         plan = Plan(**json.loads(path.read_text("utf-8"))["plan"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     known = plan.backend in BACKENDS and plan.precision in PRECISIONS
     sound = all(isinstance(n, int) and 1 <= n <= 2**16 for n in (plan.batch_size, plan.workers))

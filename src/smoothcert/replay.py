@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothcert.checks import check_choice, check_count
+from smoothcert.data.numpy_files import read_numpy
 from smoothcert.errors import InputError
 from smoothcert.noise import GaussianNoise
 from smoothcert.records import Bounds, Votes
@@ -133,19 +133,14 @@ def load_labels(path: Path) -> Counts:
 
 
 def _load_array(path: Path, array: str | None) -> npt.NDArray[Any]:
-    try:
-        with path.open("rb") as file:  # numpy itself leaves a broken file open
-            content = np.load(file, allow_pickle=False)
-            if isinstance(content, np.ndarray):
-                return content
-            names = content.files
-            if array is None and len(names) == 1:
-                array = names[0]
-            if array in names:
-                return np.asarray(content[array])
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"Cannot read {path} as .npy or .npz: {error}.") from error
-    raise InputError(f"Expected one of the arrays of {path}: {', '.join(names)}; got {array!r}.")
+    content = read_numpy(path)
+    if isinstance(content, np.ndarray):
+        return content
+    if array is None and len(content) == 1:
+        [array] = content
+    if array not in content:
+        raise InputError(f"Expected one of the arrays of {path}: {', '.join(content)}; got {array!r}.")
+    return content[array]
 
 
 def _json_votes(path: Path, sigma: float | None) -> npt.NDArray[Any]:
@@ -155,7 +150,7 @@ def _json_votes(path: Path, sigma: float | None) -> npt.NDArray[Any]:
         lasts = [line["stages"][-1] for line in lines if sigma is None or line.get("sigma", sigma) == sigma]
         unanswered = sum(last.get("invalid", 0) for last in lasts)
         counts = np.array([last["counts"] for last in lasts])
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise InputError(f"Expected one certificate per line with its stages in {path}: {error!r}.") from error
     found = ", ".join(f"{level:g}" for level in levels)
     if not lasts or (sigma is None and len(levels) > 1):

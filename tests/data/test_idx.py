@@ -51,7 +51,7 @@ def test_any_flipped_bit_of_the_header_is_noticed(tmp_path, bit):
 
 
 def test_a_header_that_asks_for_too_much_is_not_believed(tmp_path):
-    with pytest.raises(InputError, match=r"at most 2,147,483,648 bytes"):
+    with pytest.raises(InputError, match=r"at most 67,108,864 bytes"):
         read_idx(written(tmp_path, struct.pack(">HBB3I", 0, 8, 3, 2**31, 2**10, 2**10)), 3)
 
 

@@ -81,8 +81,9 @@ def test_every_flipped_bit_is_seen(checkpoint):
     ("change", "said"),
     [
         ({"architecture": "unet"}, "architecture 'unet'"),
-        ({"width": 4}, "shape"),
-        ({"channels": 3}, "shape"),
+        ({"width": 4}, "needs .* values"),
+        ({"channels": 3}, "needs .* values"),
+        ({"width": 2}, "shape"),
         ({"depth": 5}, "not those of this architecture"),
         ({"depth": 10**9}, "whole number"),
         ({"width": "64"}, "whole number"),

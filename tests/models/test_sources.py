@@ -12,7 +12,6 @@ from torch import nn
 from networks import BLUEPRINT, votes
 from smoothcert import Normalize, Smoothed, models
 from smoothcert.errors import ConfigError, InputError, MissingExtraError, ModelError
-from smoothcert.models.architectures import cifar_resnet
 from smoothcert.models.checkpoints import save_checkpoint
 from smoothcert.models.classifier import Classifier
 
@@ -176,21 +175,6 @@ def test_weights_without_their_network_need_its_name(network, inputs, expected, 
     np.testing.assert_array_equal(votes(models.load(path, arch="small-cnn"), inputs), expected)
     with pytest.raises(ModelError, match="not those of this architecture"):
         models.load(path, arch="lenet")
-
-
-def test_the_papers_checkpoints_load_with_their_normalisation(tmp_path):
-    """As the research code writes them: the names of another code, behind the prefix of a Sequential."""
-    network = cifar_resnet(20).eval()
-    theirs = {f"1.layer.{place}": tensor for place, tensor in enumerate(network.state_dict().values())}
-    path = saved({"arch": "cifar_resnet20", "epoch": 90, "state_dict": theirs}, tmp_path / "checkpoint.pth.tar")
-    loaded = models.load(path)
-    x = torch.rand(2, 3, 32, 32)
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(x), network(Normalize(mean, std)(x)))
-    assert (loaded.input_shape, loaded.num_classes) == ((3, 32, 32), 10)
-    assert any("by order" in note for note in loaded.notes)
-    assert "0.4914" in loaded.normalization
 
 
 def test_a_declared_normalisation_stands_in_front(network):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from smoothcert.errors import ConfigError
+from smoothcert.models.naming import MatchBy
 from smoothcert.options import OptionalFloats, OptionalInt, OptionalInts, OptionalPath, OptionalText
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class ModelArguments:
     package.module:name, file.py:name, or ensemble:A,B."""
     arch: OptionalText = None
     """The architecture, for a file that holds weights only."""
+    match_weights: MatchBy = "name"
+    """How weights are matched with --arch. name: by our names or a known naming scheme; order: by their order where no
+    names fit (check the accuracy, as the wrong order can go unnoticed)."""
     num_classes: OptionalInt = None
     """How many classes, for a model that returns labels only."""
     input_shape: OptionalInts = None
@@ -48,6 +52,7 @@ class ModelArguments:
 
         settings = {
             "arch": self.arch,
+            "match_weights": self.match_weights,
             "num_classes": self.num_classes,
             "input_shape": self.input_shape,
             "mean": self.mean,

@@ -17,6 +17,7 @@ from rich.markup import escape
 from smoothcert.cli.run_command import ending_on_signals
 from smoothcert.data.names import source_and_split
 from smoothcert.errors import ConfigError, InputError
+from smoothcert.models.naming import MatchBy
 from smoothcert.options import OptionalInt, OptionalPath, OptionalText
 from smoothcert.progress import ProgressBar
 from smoothcert.stats.accuracy import floor_percent
@@ -24,6 +25,7 @@ from smoothcert.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from smoothcert.data.dataset import Dataset
+    from smoothcert.models.classifier import Classifier
     from smoothcert.training.directory import Plan, Trained
     from smoothcert.training.loop import Progress, Trainer
 
@@ -43,6 +45,9 @@ class TrainArguments(TrainSettings):
     """Show the network inputs projected on so many directions, those in which the data is longest."""
     start: OptionalText = None
     """Begin with this MODEL's weights in place of random ones; weights that are not of ours need --arch too."""
+    match_weights: MatchBy = "name"
+    """How the weights of --start are matched with --arch. name: by our names or a known naming scheme; order: by their
+    order where no names fit (check the accuracy, as the wrong order can go unnoticed)."""
     classifier: OptionalText = None
     """The classifier in front of which a denoiser is trained, with the recipe denoiser; any MODEL."""
     data_root: OptionalPath = None
@@ -75,8 +80,16 @@ class TrainArguments(TrainSettings):
             directions=self.directions,
             classifier=None if classifier is None else classifier.network,
             classifier_source=None if classifier is None else f"{classifier.source} ({classifier.weights_hash})",
-            start=None if self.start is None else load_model(self.start, arch=self.arch),
+            start=self._start(),
         )
+
+    def _start(self) -> Classifier | None:
+        """The network whose weights the training begins with, if one was named."""
+        from smoothcert.models import load
+
+        if self.start is None:
+            return None
+        return load(self.start, arch=self.arch, match_weights=self.match_weights)
 
     def load_data(self, split: str) -> Dataset:
         """The inputs of one split."""

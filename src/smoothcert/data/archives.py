@@ -10,23 +10,14 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from smoothcert.data.names import printable
 from smoothcert.errors import InputError, OutputError
+from smoothcert.files import Limits
 
 _LONGEST_READ = 2**20  # no header is longer; one that says so wants our memory
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What an archive may hold: members, bytes in all, and bytes per byte of the archive."""
-
-    entries: int = 10_000
-    size: int = 4 * 2**30
-    ratio: int = 1000
 
 
 def unpack(archive: Path, into: Path, limits: Limits | None = None) -> list[Path]:

@@ -12,9 +12,11 @@ import numpy.typing as npt
 from smoothcert.data.names import printable
 from smoothcert.data.pickles import read_pickle
 from smoothcert.errors import InputError
+from smoothcert.files import read_at_most
 
 _SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
+_MOST_BYTES = 2**30  # far more than a published batch
 
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
@@ -27,10 +29,7 @@ def read_binary(paths: Sequence[Path], label_bytes: int) -> Arrays:
 
 
 def _records(path: Path, length: int) -> npt.NDArray[np.uint8]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"Cannot read {printable(path)}: {error.strerror}.") from error
+    content = read_at_most(path, _MOST_BYTES, InputError, printable(path))
     if not content or len(content) % length:
         raise InputError(
             f"Expected records of {length:,} bytes in {printable(path)}, so a multiple of that, got {len(content):,} "
@@ -64,8 +63,8 @@ def _are_labels(labels: Any, count: int) -> bool:
 def read_class_names(folder: Path) -> tuple[str, ...] | None:
     """CIFAR-100's fine class names from the file that comes with either version, or None where it is missing."""
     if (folder / "fine_label_names.txt").is_file():
-        text = (folder / "fine_label_names.txt").read_text("utf-8", errors="replace")
-        return tuple(text.split())
+        file = folder / "fine_label_names.txt"
+        return tuple(read_at_most(file, 2**20, InputError, printable(file)).decode("utf-8", errors="replace").split())
     if (folder / "meta").is_file():
         names = read_pickle(folder / "meta").get("fine_label_names")
         if isinstance(names, list) and all(isinstance(name, str) for name in names):

@@ -15,11 +15,12 @@ from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from smoothcert.data.archives import Limits, unpack
+from smoothcert.data.archives import unpack
 from smoothcert.data.imagenet import imagenet_layout, load_imagenet
 from smoothcert.data.known import IMAGENET, KNOWN, Download, Found, Known, check_split, expected_files, find, known
 from smoothcert.data.names import printable
 from smoothcert.errors import InputError, OutputError
+from smoothcert.files import Limits
 from smoothcert.folders import data_root
 
 TIMEOUT = 30.0

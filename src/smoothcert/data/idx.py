@@ -14,9 +14,11 @@ import numpy.typing as npt
 
 from smoothcert.data.names import printable
 from smoothcert.errors import InputError
+from smoothcert.files import Limits
 
 _UNSIGNED_BYTES = 8
 _MOST_BYTES = 2**31  # far above any published set, far below what would exhaust a machine
+_UNPACKED = Limits(ratio=200)
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
@@ -25,6 +27,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             shape = _shape(file, path, dimensions)
             size = math.prod(shape)
+            _check_size(size, path)
             content = file.read(size + 1)  # one more shows what should have ended
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"Cannot read {printable(path)}: {error}.") from error
@@ -44,7 +47,12 @@ def _shape(file: BinaryIO, path: Path, dimensions: int) -> tuple[int, ...]:
             f"Expected an idx file of bytes with {dimensions} axes, which starts with {expected.hex()} and "
             f"{dimensions} sizes, got {header[:4].hex() or 'nothing'} at the start of {printable(path)}."
         )
-    shape = struct.unpack(f">{dimensions}I", header[4:])
-    if math.prod(shape) > _MOST_BYTES:
-        raise InputError(f"Expected at most {_MOST_BYTES:,} bytes in {printable(path)}, its header asks for {shape}.")
-    return shape
+    return struct.unpack(f">{dimensions}I", header[4:])
+
+
+def _check_size(size: int, path: Path) -> None:
+    most = min(_MOST_BYTES, _UNPACKED.in_memory(path.stat().st_size))
+    if size > most:
+        raise InputError(
+            f"Expected at most {most:,} bytes in {printable(path)}, its header asks for {size:,}. Fetch it again."
+        )

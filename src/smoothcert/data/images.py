@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from smoothcert.data.names import printable
 from smoothcert.errors import ConfigError, InputError, MissingExtraError
+from smoothcert.files import read_at_most
 
 MOST_PIXELS = 64_000_000
 MOST_BYTES = 256 * 2**20
@@ -75,26 +76,15 @@ def _is_size(size: object) -> bool:
 
 def read_image(path: Path, preparation: Preparation, sha256: str | None = None) -> npt.NDArray[np.uint8]:
     """The image in a file as [C, H, W]; InputError if it is no whole image, or not the one with this hash."""
-    content = _content(path)
+    content = read_at_most(path, MOST_BYTES, InputError, printable(path))
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256.lower():
         raise InputError(f"Expected {printable(path)} to have the sha256 {sha256} of the label file; it has another.")
     return decode_image(content, printable(path), preparation)
 
 
-def _content(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"Cannot read {printable(path)}: {error.strerror}.") from error
-    if len(content) > MOST_BYTES:
-        raise InputError(f"Expected an image of at most {MOST_BYTES:,} bytes, got more in {printable(path)}.")
-    return content
-
-
 def image_shape(path: Path, channels: int) -> tuple[int, int, int]:
     """The shape that an image has as it is, from its header alone."""
-    with _opened(_content(path), printable(path)) as image:
+    with _opened(read_at_most(path, MOST_BYTES, InputError, printable(path)), printable(path)) as image:
         width, height = image.size
     return channels, height, width
 

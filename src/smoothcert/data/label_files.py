@@ -15,9 +15,11 @@ from smoothcert.data.names import printable
 from smoothcert.data.numpy_files import read_numpy
 from smoothcert.data.wnids import wnid_labels, wnids
 from smoothcert.errors import InputError
+from smoothcert.files import read_at_most
 
 FILE_COLUMNS = ("file", "filename", "path", "image")
 LABEL_COLUMNS = ("label", "class", "target")
+_MOST_BYTES = 256 * 2**20  # a million lines of 256 bytes
 CUSTOMARY_NAMES = ("labels.csv", "labels.tsv", "index.tsv")
 
 
@@ -69,10 +71,8 @@ def as_labels(labels: npt.NDArray[np.generic], count: int, source: str) -> npt.N
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise InputError(f"Cannot read the label file {printable(path)}: {error.strerror}.") from error
+    content = read_at_most(path, _MOST_BYTES, InputError, f"the label file {printable(path)}")
+    return content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _lines(text: str) -> list[str]:

@@ -6,6 +6,7 @@ SciPy's reader can bring the whole process down on a damaged file, so this one i
 from __future__ import annotations
 
 import math
+import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -17,12 +18,14 @@ import numpy.typing as npt
 
 from smoothcert.data.names import printable
 from smoothcert.errors import InputError
+from smoothcert.files import Limits
 
 _MATRIX, _COMPRESSED = 14, 15
 _TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
 _CLASSES = range(6, 16)  # double to uint64; below are cells, structures, objects, text and sparse arrays
 _COMPLEX = 8
 _CHUNK = 2**20
+_UNPACKED = Limits(ratio=200)
 
 Fits = Callable[[str, tuple[int, ...]], bool]
 
@@ -74,7 +77,7 @@ def read_mat_arrays(path: Path, fits: Fits) -> dict[str, npt.NDArray[Any]]:
     """The arrays in a file whose name and shape fit; the shape is asked about before any memory is taken."""
     try:
         with path.open("rb") as file:
-            return _arrays(file, path.stat().st_size, fits)
+            return _arrays(file, os.fstat(file.fileno()).st_size, fits)
     except OSError as error:
         raise InputError(f"Cannot read {printable(path)}: {error.strerror}.") from error
     except (ValueError, zlib.error, struct.error) as error:
@@ -99,14 +102,14 @@ def _arrays(file: IO[bytes], size: int, fits: Fits) -> dict[str, npt.NDArray[Any
         element = _Element(file, length, packed=kind == _COMPRESSED)
         if kind == _COMPRESSED and struct.unpack("<I", element.read(8)[:4])[0] != _MATRIX:
             raise _DamagedError("something else than an array is compressed")
-        name, array = _array(element, fits)
+        name, array = _array(element, fits, _UNPACKED.in_memory(size))
         if array is not None:
             found[name] = array
         file.seek(end)
     return found
 
 
-def _array(element: _Element, fits: Fits) -> tuple[str, npt.NDArray[Any] | None]:
+def _array(element: _Element, fits: Fits, most: int) -> tuple[str, npt.NDArray[Any] | None]:
     flags = _part(element)
     shape = tuple(int(side) for side in np.frombuffer(_part(element), "<i4"))
     name = _part(element).decode("ascii", errors="replace")
@@ -115,6 +118,8 @@ def _array(element: _Element, fits: Fits) -> tuple[str, npt.NDArray[Any] | None]
     kind, size, content = _tag(element)
     if kind not in _TYPES or min(shape) < 0 or size != math.prod(shape) * np.dtype(_TYPES[kind]).itemsize:
         raise _DamagedError(f"{size:,} bytes of kind {kind} for an array {shape}")
+    if size > most:
+        raise _DamagedError(f"an array of {size:,} bytes, more than {most:,} in a file of this size")
     array = np.empty(size, np.uint8)
     for start in range(0, size, _CHUNK):
         stop = min(start + _CHUNK, size)

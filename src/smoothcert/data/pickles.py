@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import numpy.typing as npt
 
 from smoothcert.data.names import printable
 from smoothcert.errors import InputError
+from smoothcert.files import read_at_most
 
 _MOST_BYTES = 2**30
+_MOST_CALLS = 100
+_CALLS = ("REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST")
 
 
 class _ByteType:
@@ -76,19 +80,32 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"an object {pid!r} from elsewhere")
 
 
+def _check_operations(raw: bytes) -> None:
+    """Raise UnpicklingError for a pickle that takes far more memory than its own length.
+
+    Python's unpickler makes room for as many memorised objects as the highest number that one is stored under, and each
+    call may copy a long text again. A batch of CIFAR numbers its objects one after the other, and calls a few times.
+    """
+    calls = 0
+    for count, (operation, argument, _) in enumerate(pickletools.genops(raw), start=1):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > count:
+            raise pickle.UnpicklingError(f"room for {argument:,} objects, of which it has {count:,}")
+        calls += operation.name in _CALLS
+        if calls > _MOST_CALLS:
+            raise pickle.UnpicklingError(f"more than {_MOST_CALLS} calls")
+
+
 def read_pickle(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle of plain values and arrays of bytes; InputError for any other, before code runs."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"Expected at most {_MOST_BYTES:,} bytes in {printable(path)}. It is no batch of CIFAR.")
-        content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        raw = read_at_most(path, _MOST_BYTES, InputError, printable(path))
+        _check_operations(raw)
+        content = _Unpickler(io.BytesIO(raw), encoding="latin1").load()
     except pickle.UnpicklingError as error:
         raise InputError(
             f"Expected a batch of CIFAR in {printable(path)}, got a file that asks for {printable(error)}. "
             "Nothing of it was run."
         ) from error
-    except OSError as error:
-        raise InputError(f"Cannot read {printable(path)}: {error.strerror}.") from error
     except InputError:
         raise
     except Exception as error:  # a damaged pickle fails in as many ways as there are bytes to flip

@@ -11,15 +11,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smoothcert.checks import check_count
 from smoothcert.errors import ConfigError, ModelError, SmoothcertError
-from smoothcert.models.architectures import ALIASES, ARCHITECTURES, build
+from smoothcert.models.architectures import ALIASES, ARCHITECTURES, build, outline
 from smoothcert.models.classifier import AS_GIVEN, Classifier, affine_words
 from smoothcert.models.hashes import hash_tensors
 from smoothcert.models.layers import Normalize, Projected, front_projection
+from smoothcert.models.naming import SCHEMES, MatchBy
 from smoothcert.models.sealed import read_safetensors, write_sealed
-from smoothcert.models.weights import load_weights
+from smoothcert.models.weights import (
+    check_enough,
+    count_values,
+    describe_mismatch,
+    fill,
+    load_weights,
+    match_by_name,
+    match_by_order,
+)
 
 WEIGHTS_FILE = "model.safetensors"  # in a training run's directory
+_ORDER_HINT = (
+    " The file holds as many tensors, under names of a scheme that we do not know. Rename them; or, if they are in the "
+    "order in which this architecture declares its own, load them with --match-weights order (match_weights='order')."
+)
 
 
 def _built(architecture: str, num_classes: int, input_shape: tuple[int, ...] | None) -> nn.Module:
@@ -54,6 +68,14 @@ class Blueprint:
             network = nn.Sequential(Projected(some), network)
         return network
 
+    def count_values(self) -> int:
+        """How many values the weights of the network are, at least; the network itself is not built."""
+        values = count_values(outline(self.architecture, classes=self.num_classes, input_shape=self.input_shape))
+        if self.directions is None:
+            return values
+        sides = prod(self.input_shape)
+        return values + check_count("directions", self.directions, most=sides) * sides
+
     @property
     def recipe(self) -> str | None:
         """The name of the recipe that the network was trained by, if it is known."""
@@ -81,8 +103,9 @@ def load_checkpoint(
     architecture: str | None = None,
     num_classes: int | None = None,
     input_shape: tuple[int, ...] | None = None,
+    match_by: MatchBy = "name",
 ) -> Classifier:
-    """A network from a .safetensors file: of ours, or any other if its `architecture` is given."""
+    """A network from a .safetensors file: one that smoothcert wrote, or any other if its `architecture` is given."""
     weights, about = read_safetensors(path)
     if about is None:
         if architecture is None:
@@ -90,8 +113,15 @@ def load_checkpoint(
                 f"{path} holds weights but not of which network: it was not written by smoothcert. Name its "
                 "architecture, with --arch or arch=…"
             )
-        return foreign_weights(weights, architecture, path, num_classes=num_classes, input_shape=input_shape)
-    blueprint = _blueprint(path, about)
+        if match_by == "order":
+            raise ModelError(
+                f"{path} does not keep the order in which tensors were declared, as no safetensors file does. Rename "
+                "them, or save them with torch.save."
+            )
+        return foreign_weights(
+            weights, architecture, path, num_classes=num_classes, input_shape=input_shape, match_by=None
+        )
+    blueprint = _blueprint(path, about, weights)
     if architecture not in (None, blueprint.architecture):
         raise ModelError(f"{path} holds a network of architecture {blueprint.architecture!r}, not {architecture!r}.")
     network = blueprint.network()
@@ -121,10 +151,10 @@ def load_checkpoint(
 
 def read_blueprint(path: Path) -> Blueprint:
     """What a checkpoint of ours says beside its weights."""
-    _, about = read_safetensors(path)
+    weights, about = read_safetensors(path)
     if about is None:
         raise ModelError(f"Expected a checkpoint written by smoothcert, got {path} without our metadata.")
-    return _blueprint(path, about)
+    return _blueprint(path, about, weights)
 
 
 def foreign_weights(
@@ -134,40 +164,50 @@ def foreign_weights(
     *,
     num_classes: int | None,
     input_shape: tuple[int, ...] | None,
+    match_by: MatchBy | None = "name",
 ) -> Classifier:
-    """A network of a named architecture with weights from elsewhere."""
-    network = _built(architecture, num_classes or _classes_in(weights, architecture, path), input_shape)
-    notes = load_weights(network, weights, str(path))
+    """A network of a named architecture with weights from other code.
+
+    Weights are matched by name: ours, or those of a known naming scheme. With `match_by` "order", the k-th tensor of
+    the file is taken for the k-th of the network where no names fit; None says that the file has no such order.
+    """
+    source, known = str(path), ALIASES.get(architecture, architecture)
+    schemes = SCHEMES.get(known, ())
+    names = list(_built(architecture, 2, None).state_dict())
+    match = match_by_name(names, weights, schemes)
+    if match is None and match_by == "order":
+        match = match_by_order(names, weights)
+    if match is None:
+        hint = _ORDER_HINT if match_by == "name" and match_by_order(names, weights) is not None else ""
+        raise ModelError(describe_mismatch(names, weights, source, schemes) + hint)
+    last = match.weights.get(names[-1])
+    if num_classes is None and (last is None or last.ndim == 0 or len(last) < 2):
+        raise ModelError(f"Cannot tell from {path} how many classes there are: give num_classes.")
+    classes = num_classes or len(last)
+    check_enough(count_values(outline(architecture, classes=classes, input_shape=input_shape)), match.weights, source)
+    network = _built(architecture, classes, input_shape)
+    fill(network, match.weights, source)
     return Classifier(
         network=network.eval(),
-        source=str(path),
+        source=source,
         kind="weights",
         weights_hash=hash_tensors(weights),
-        input_shape=input_shape or ARCHITECTURES[ALIASES.get(architecture, architecture)].input_shape,
-        num_classes=num_classes or len(list(network.state_dict().values())[-1]),
-        notes=notes,
+        input_shape=input_shape or ARCHITECTURES[known].input_shape,
+        num_classes=classes,
+        notes=match.notes,
     )
 
 
-def _classes_in(weights: Mapping[str, Tensor], architecture: str, path: Path) -> int:
-    """The number of classes: the length of the last layer's bias, by its name or, in another's words, by its place."""
-    last = list(_built(architecture, 2, None).state_dict())[-1]
-    bias = [tensor for name, tensor in weights.items() if f".{name}".endswith(f".{last}")] or list(weights.values())[
-        -1:
-    ]
-    if len(bias) != 1 or bias[0].ndim != 1 or len(bias[0]) < 2:
-        raise ModelError(f"Cannot tell from {path} how many classes there are: give num_classes.")
-    return len(bias[0])
-
-
-def _blueprint(path: Path, about: dict[str, Any]) -> Blueprint:
+def _blueprint(path: Path, about: dict[str, Any], weights: Mapping[str, Tensor]) -> Blueprint:
+    """What the metadata describes: a network that the weights of the same file can fill."""
     known = {one.name for one in fields(Blueprint)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in about.items()}
     try:
         if set(given) - known:
             raise TypeError(f"unknown {', '.join(sorted(set(given) - known))}")
         blueprint = Blueprint(**given)
+        check_enough(blueprint.count_values(), weights, str(path))
         blueprint.network()
     except (TypeError, ValueError, SmoothcertError) as error:
-        raise ModelError(f"The metadata of {path} does not describe a network ({error}).") from error
+        raise ModelError(f"The metadata of {path} does not describe a network ({str(error)[:300]}).") from error
     return blueprint

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from smoothcert.checks import check_count, check_sigma
 from smoothcert.errors import ConfigError, ModelError
 from smoothcert.models.sealed import read_safetensors, write_sealed
-from smoothcert.models.weights import load_weights
+from smoothcert.models.weights import check_enough, count_values, load_weights
 
 
 class DnCNN(nn.Module):
@@ -55,10 +55,13 @@ def load_dncnn(path: Path) -> DnCNN:
         )
         raise ModelError(f"Expected a denoiser (dncnn) that smoothcert wrote in {path}, got {found}.")
     try:
+        with torch.device("meta"):
+            outline = DnCNN(about["channels"], about["depth"], about["width"])
+        check_enough(count_values(outline), tensors, str(path))
         with torch.random.fork_rng(devices=[]):  # initial weights, about to be replaced
             model = DnCNN(about["channels"], about["depth"], about["width"])
         model.trained_sigma = check_sigma(about["sigma"])
-    except (KeyError, ConfigError) as error:
+    except (KeyError, TypeError, ConfigError) as error:
         raise ModelError(f"The metadata of {path} does not describe a denoiser ({error}).") from error
     load_weights(model, tensors, str(path))
     return model.eval()

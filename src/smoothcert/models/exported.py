@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from smoothcert.errors import ModelError
+from smoothcert.files import Limits
 from smoothcert.models.classifier import Classifier, Foreign
 from smoothcert.models.hashes import hash_bytes
-from smoothcert.models.torch_files import UNSAFE, first_line, read_whole
+from smoothcert.models.torch_files import UNSAFE, check_archive, first_line, read_whole
 
 _OPERATORS = re.compile(
     r"torch\.ops\.(aten|prims|quantized|quantized_decomposed|torchvision)\.\w+(\.\w+)?"
@@ -67,6 +68,12 @@ _FUNCTIONS = frozenset(
         "math",
     ]
 )
+_MOST_POWERS = 4
+# Exponents are single digits, and a power is not the exponent of another one.
+_SMALL_POWERS = re.compile(
+    r"(?:(?!\*\*|Pow).|\*\*\s*\d(?![\w.]|\s*\*\*)|Pow\(Symbol\('\w+'[^()]*\), Integer\(\d\)\))*", re.DOTALL
+)
+_NOT_COMPRESSED = Limits(ratio=1, harmless=0)  # archives within the archive, of which there may be many
 _PUNCTUATION = re.compile(r"[\w\s+\-*/%()<>=!,.&|~\[\]']*")
 
 
@@ -137,6 +144,8 @@ def _refuse_code(path: Path, content: bytes) -> None:
 
 
 def _check_pickle(path: Path, name: str, data: bytes) -> None:
+    if data.startswith(b"PK"):
+        check_archive(path, data, _NOT_COMPRESSED)
     try:
         torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # after any error, torch.export would go on to the unsafe way
@@ -147,15 +156,15 @@ def _check_json(path: Path, name: str, data: bytes) -> set[str]:
     """Check the operators and expressions of a program; return the members that torch would unpickle."""
     try:
         program = json.loads(data)
-    except ValueError as error:
-        raise ModelError(f"{path} is damaged: {name} in it is not JSON.") from error
-    for key, value in _strings(program):
-        if key == "target" and not _OPERATORS.fullmatch(value):
-            raise ModelError(f"{path} calls {value[:80]!r}, which is not an operator of ATen. {UNSAFE}.")
-        if key in ("expr_str", "guards_code") and not _is_arithmetic(value):
-            raise ModelError(f"{path} evaluates {value[:80]!r}, which is more than arithmetic on sizes. {UNSAFE}.")
-    payloads = program.get("config", {}).values() if isinstance(program, dict) else ()
-    return {str(entry["path_name"]) for entry in payloads if entry.get("use_pickle")}
+        for key, value in _strings(program):
+            if key == "target" and not _OPERATORS.fullmatch(value):
+                raise ModelError(f"{path} calls {value[:80]!r}, which is not an operator of ATen. {UNSAFE}.")
+            if key in ("expr_str", "guards_code") and not _is_arithmetic(value):
+                raise ModelError(f"{path} evaluates {value[:80]!r}, which is more than arithmetic on sizes. {UNSAFE}.")
+        payloads = program.get("config", {}).values() if isinstance(program, dict) else ()
+        return {str(entry["path_name"]) for entry in payloads if entry.get("use_pickle")}
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise ModelError(f"{path} is damaged: {name} in it is not the JSON of a program.") from error
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -171,6 +180,9 @@ def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _is_arithmetic(text: str) -> bool:
+    """True for arithmetic on sizes that ends soon: a tower of powers such as 9**9**9 would not."""
+    if text.count("**") + text.count("Pow") > _MOST_POWERS or not _SMALL_POWERS.fullmatch(text):
+        return False
     return _PUNCTUATION.fullmatch(text) is not None and all(
         name in _FUNCTIONS or _SIZES.fullmatch(name) for name in _NAMES.findall(text)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,16 @@ def hash_bytes(*contents: bytes) -> str:
     digest = hashlib.sha256()
     for content in contents:
         digest.update(content)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def hash_files(*paths: Path) -> str:
+    """The SHA-256 of the content of files one after the other, as `hash_bytes` has it, without reading them whole."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(2**20):
+                digest.update(chunk)
     return f"sha256:{digest.hexdigest()}"
 
 

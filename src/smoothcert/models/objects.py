@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,20 @@ from smoothcert.models.classifier import AS_GIVEN, Classifier, Foreign, affine_w
 from smoothcert.models.estimators import from_estimator, is_estimator
 from smoothcert.models.hashes import hash_tensors
 from smoothcert.models.layers import Normalize, front_projection
+from smoothcert.models.user_files import import_file
 
 
 def load_object(spec: str) -> Classifier:
     """What `package.module:name` or `file.py:name` names: a model, or a function of no arguments that makes one."""
     place, _, name = spec.rpartition(":")
-    found: Any = _module(place, spec)
+    if place.endswith(".py"):
+        return _made(_module(place, spec), place, name, spec)
+    with _working_folder_importable():  # a factory may import more
+        return _made(_module(place, spec), place, name, spec)
+
+
+def _made(found: Any, place: str, name: str, spec: str) -> Classifier:
+    """The model called `name` in a module, made first if it is a factory."""
     for part in name.split("."):
         if not hasattr(found, part):
             raise ModelError(f"Expected {part!r} in {place}, which has no such name.")
@@ -89,20 +97,22 @@ def _required(function: Callable[..., Any]) -> bool:
 def _module(place: str, spec: str) -> Any:
     try:
         if place.endswith(".py"):
-            return _from_file(Path(place))
-        here = str(Path.cwd())
-        if here not in sys.path:  # where users keep their own code, as `python -m` would find it
-            sys.path.insert(0, here)
+            return import_file(Path(place))
         return import_module(place)
     except Exception as error:  # whatever the user's code raises while it is imported
         raise ModelError(f"Cannot import {place!r} for {spec!r}: {type(error).__name__}: {error}.") from error
 
 
-def _from_file(path: Path) -> Any:
-    spec = spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    module = module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pickles look their module up there
-    spec.loader.exec_module(module)
-    return module
+@contextmanager
+def _working_folder_importable() -> Iterator[None]:
+    """Find packages in the working folder, where users keep their own code, as `python -m` would."""
+    here = str(Path.cwd())
+    if here in sys.path:
+        yield
+        return
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if here in sys.path:  # the user's code may have changed the path too
+            sys.path.remove(here)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smoothcert.errors import MissingExtraError, ModelError
 from smoothcert.models.classifier import Classifier, Foreign
-from smoothcert.models.hashes import hash_bytes
+from smoothcert.models.hashes import hash_files
 from smoothcert.models.torch_files import first_line
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def load_onnx(path: Path) -> Classifier:
 
     A model for one batch size is fed batches of that size.
     """
-    content = _contents(path)
+    weights_hash = _hash(path)
     session = _session(path)
     inputs, outputs = session.get_inputs(), session.get_outputs()
     if len(inputs) != 1 or inputs[0].type not in _DTYPES or not inputs[0].shape:
@@ -44,7 +44,7 @@ def load_onnx(path: Path) -> Classifier:
         network=Foreign(run, thread_safe=True, batch_size=fixed),
         source=str(path),
         kind="onnx",
-        weights_hash=hash_bytes(*content),
+        weights_hash=weights_hash,
         input_shape=shape if all(isinstance(side, int) for side in shape) else None,
         num_classes=columns if isinstance(columns, int) else None,
         notes=_notes(fixed, last),
@@ -68,11 +68,11 @@ class _Runner:
         return torch.from_numpy(np.asarray(answer))
 
 
-def _contents(path: Path) -> list[bytes]:
-    """The file, and the weights beside it where they were too large to be in it."""
+def _hash(path: Path) -> str:
+    """The hash of the file, and of the weights beside it where they were too large to be in it."""
     beside = (path.with_name(f"{path.name}{suffix}") for suffix in (".data", "_data"))
     try:
-        return [one.read_bytes() for one in (path, *beside) if one == path or one.is_file()]
+        return hash_files(path, *(one for one in beside if one.is_file()))
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}.") from error
 

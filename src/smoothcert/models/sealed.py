@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from smoothcert.errors import ModelError
-from smoothcert.files import replacing
+from smoothcert.files import read_at_most, replacing
 from smoothcert.models.hashes import hash_bytes, hash_tensors
 
 _METADATA = "smoothcert"
@@ -37,7 +37,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | No
 
     ModelError for a file that is damaged: one that is not whole, or whose hash is another.
     """
-    content = _read(path)
+    content = read_at_most(path, None, ModelError)
     try:
         tensors = load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
@@ -48,7 +48,10 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | No
     about = _metadata(path, content)
     if about is None:
         return tensors, None
-    expected, found = about.pop("hash", None), _seal(about, tensors)
+    try:
+        expected, found = about.pop("hash", None), _seal(about, tensors)
+    except RecursionError as error:
+        raise ModelError(f"The metadata of {path} is damaged: it is nested too deeply. Fetch it again.") from error
     if expected != found:
         raise ModelError(f"{path} is damaged: expected {expected}, got {found}. Fetch it again.")
     if about.pop("format", None) != _FORMAT:
@@ -58,13 +61,6 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | No
 
 def _seal(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     return hash_bytes(json.dumps(about, sort_keys=True).encode(), hash_tensors(tensors).encode())
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"Cannot read {path}: {error.strerror}.") from error
 
 
 def _metadata(path: Path, content: bytes) -> dict[str, Any] | None:

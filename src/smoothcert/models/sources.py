@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from smoothcert.checks import check_count
+from smoothcert.checks import check_choice, check_count
 from smoothcert.errors import ConfigError, ModelError
 from smoothcert.models.checkpoints import WEIGHTS_FILE, load_checkpoint
 from smoothcert.models.classifier import AS_GIVEN, Classifier
@@ -18,6 +18,7 @@ from smoothcert.models.exported import load_exported
 from smoothcert.models.hashes import hash_bytes
 from smoothcert.models.hubs import load_timm, load_torchvision, load_transformers
 from smoothcert.models.layers import Ensemble
+from smoothcert.models.naming import MatchBy
 from smoothcert.models.objects import from_object, load_object
 from smoothcert.models.onnx_files import load_onnx
 from smoothcert.models.torch_files import load_torch_file
@@ -31,11 +32,16 @@ class _Settings:
     num_classes: int | None = None
     input_shape: tuple[int, ...] | None = None
     unsafe: bool = False
+    match_by: MatchBy = "name"
 
 
 def _checkpoint(path: Path, settings: _Settings) -> Classifier:
     return load_checkpoint(
-        path, architecture=settings.arch, num_classes=settings.num_classes, input_shape=settings.input_shape
+        path,
+        architecture=settings.arch,
+        num_classes=settings.num_classes,
+        input_shape=settings.input_shape,
+        match_by=settings.match_by,
     )
 
 
@@ -45,6 +51,7 @@ def _torch_file(path: Path, settings: _Settings) -> Classifier:
         arch=settings.arch,
         num_classes=settings.num_classes,
         input_shape=settings.input_shape,
+        match_by=settings.match_by,
         unsafe=settings.unsafe,
     )
 
@@ -55,6 +62,7 @@ FILES: dict[str, Callable[[Path, _Settings], Classifier]] = {
     ".pt2": lambda path, settings: load_exported(path, unsafe=settings.unsafe),
     ".pt": _torch_file,
     ".pth": _torch_file,
+    ".th": _torch_file,
     ".tar": _torch_file,  # .pth.tar, as the paper's code writes
     ".ckpt": _torch_file,
     ".joblib": lambda path, settings: load_joblib(path, unsafe=settings.unsafe),
@@ -81,6 +89,7 @@ def load(
     denoiser: str | None = None,
     sigma: float | None = None,
     unsafe: bool = False,
+    match_weights: MatchBy = "name",
     weights_hash: str | None = None,
 ) -> Classifier:
     """Load a base classifier of inputs in [0, 1] from any source.
@@ -98,6 +107,8 @@ def load(
         denoiser: a denoiser in front, by name or checkpoint (see `models.denoisers`); needs `sigma`.
         sigma: the noise level that the denoiser is to remove.
         unsafe: allow files whose loading runs code from the file.
+        match_weights: how weights from other code are matched with `arch`: by "name", ours or those of a known naming
+            scheme; or, where no names fit, by "order". The wrong order can go unnoticed, so check the accuracy.
         weights_hash: the hash that the weights must have, as an earlier load recorded it.
 
     Raises ModelError for what cannot be loaded, MissingExtraError for a library that is not installed.
@@ -107,7 +118,9 @@ def load(
         check_count("num_classes", num_classes, least=2)
     if (mean is None) != (std is None):
         raise ConfigError("Expected `mean` and `std` together, got one of them.")
-    loaded = _declared(_load(source, _Settings(arch, num_classes, shape, unsafe)), num_classes, shape, classes)
+    check_choice("match_weights", match_weights, get_args(MatchBy))
+    settings = _Settings(arch, num_classes, shape, unsafe, match_weights)
+    loaded = _declared(_load(source, settings), num_classes, shape, classes)
     if mean is not None and std is not None:
         if loaded.normalization != AS_GIVEN:
             raise ConfigError(f"{loaded.source} normalises by itself ({loaded.normalization}): drop `mean` and `std`.")

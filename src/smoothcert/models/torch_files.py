@@ -7,6 +7,7 @@ import pickle
 import re
 import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.errors import ModelError
+from smoothcert.files import Limits, read_at_most, zip_fault
 from smoothcert.models.architectures import ALIASES, ARCHITECTURES
 from smoothcert.models.checkpoints import foreign_weights
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.hashes import hash_bytes, hash_tensors
+from smoothcert.models.naming import MatchBy
 
 UNSAFE = (
     "Loading it would run code from the file. If you trust whoever made it, allow that with --unsafe-load (unsafe=True)"
 )
+_TAR_MAGIC_AT = 257
+_UNPACKED = Limits(ratio=10)  # torch compresses code, but no weights
 _NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights
 # The research code of Cohen et al. 2019 normalises before its networks, by numbers that its checkpoints leave out.
 _PAPER_NORMALIZATION = {
@@ -34,21 +39,28 @@ _PAPER_NORMALIZATION = {
 
 def read_whole(path: Path) -> bytes:
     """The file's content; for a zip archive, as torch writes, after each member has met its checksum."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"Cannot read {path}: {error.strerror}.") from error
+    content = read_at_most(path, None, ModelError)
     if not content:
         raise ModelError(f"Expected a model in {path}, got an empty file.")
+    if content[_TAR_MAGIC_AT:].startswith(b"ustar"):
+        raise ModelError(f"{path} is a tar archive. Unpack it, and name the model in it.")
     if content.startswith(b"PK"):
-        try:
-            with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                broken = archive.testzip()
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError) as error:
-            raise ModelError(f"{path} is truncated or damaged ({error}). Fetch it again.") from error
-        if broken is not None:
-            raise ModelError(f"{path} is damaged: {broken} in it does not have its checksum. Fetch it again.")
+        check_archive(path, content, _UNPACKED)
     return content
+
+
+def check_archive(path: Path, content: bytes, limits: Limits) -> None:
+    """Raise ModelError unless the zip archive `content`, from the file `path`, is whole and unpacks within limits."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            fault = zip_fault(archive, len(content), limits)
+            broken = archive.testzip() if fault is None else None
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
+        raise ModelError(f"{path} is truncated or damaged ({error}). Fetch it again.") from error
+    if fault is not None:
+        raise ModelError(f"Expected a model as torch writes it in {path}, got an archive that is none: {fault}.")
+    if broken is not None:
+        raise ModelError(f"{path} is damaged: {broken} in it does not have its checksum. Fetch it again.")
 
 
 def load_torch_file(
@@ -57,6 +69,7 @@ def load_torch_file(
     arch: str | None,
     num_classes: int | None,
     input_shape: tuple[int, ...] | None,
+    match_by: MatchBy = "name",
     unsafe: bool,
 ) -> Classifier:
     """A TorchScript module, or weights for an architecture of ours, or, if `unsafe`, a pickled module."""
@@ -72,7 +85,9 @@ def load_torch_file(
     architecture = arch or named
     if architecture is None:
         raise ModelError(f"{path} holds weights but not of which network. Name it, with --arch or arch=…")
-    loaded = foreign_weights(weights, architecture, path, num_classes=num_classes, input_shape=input_shape)
+    loaded = foreign_weights(
+        weights, architecture, path, num_classes=num_classes, input_shape=input_shape, match_by=match_by
+    )
     if named in _PAPER_NORMALIZATION:
         return loaded.normalized(*_PAPER_NORMALIZATION[named])
     return loaded
@@ -90,7 +105,7 @@ def _torchscript(path: Path, content: bytes) -> Classifier:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch would rather have us use torch.export
             module = torch.jit.load(io.BytesIO(content), map_location="cpu")
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # torch raises many kinds here
         raise ModelError(f"Expected a TorchScript module in {path}: {first_line(error)}") from error
     return Classifier(network=module.eval(), source=str(path), kind="torchscript", weights_hash=hash_bytes(content))
 
@@ -104,7 +119,7 @@ def _unpickled(path: Path, content: bytes, unsafe: bool) -> Any:
             raise _not_loaded(path, error) from error
         if not unsafe:
             raise ModelError(f"{path} is a pickle that needs more than tensors: {wanted}. {UNSAFE}.") from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # bytes that are no pickle make torch's reader fail in any way, MemoryError included
         raise _not_loaded(path, error) from error
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)

@@ -63,5 +63,5 @@ def _training_seconds(run: Run) -> float | None:
     record = (source if source.is_dir() else source.parent) / "train.json"
     try:
         return float(json.loads(record.read_text("utf-8"))["result"]["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

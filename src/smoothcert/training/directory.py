@@ -351,7 +351,7 @@ def read_record(out: Path) -> dict[str, Any]:
     """What train.json says; ResumeError if it cannot be read."""
     try:
         record = json.loads((out / RECORD).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ResumeError(f"{out / RECORD} cannot be read: {error}.") from error
     if not isinstance(record, dict) or not {"settings", "data", "format"} <= set(record):
         raise ResumeError(f"{out / RECORD} is damaged: it does not describe a training.")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
+import torch
 from torch import nn
 
 from smoothcert.checks import check_choice, check_count
@@ -35,6 +36,7 @@ __all__ = [
     "lenet",
     "lipschitz_cnn",
     "mlp",
+    "outline",
     "resnet18",
     "resnet50",
     "small_cnn",
@@ -151,6 +153,23 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 # What the code of Cohen et al. 2019 calls them.
 ALIASES = {"cifar_resnet20": "resnet20", "cifar_resnet110": "resnet110"}
+
+
+# The same layers without parametrizations, which compute with values and so cannot be built on the meta device.
+_PLAIN = {"lipschitz-cnn": "wong-cnn"}
+
+
+def outline(name: str, *, classes: int, input_shape: tuple[int, ...] | None = None) -> nn.Module:
+    """The network as `build` makes it, on the meta device: names and shapes without memory.
+
+    Parametrized layers appear as plain ones, whose weights are fewer.
+    """
+    name = ALIASES.get(name, name)
+    try:
+        with torch.device("meta"):
+            return build(_PLAIN.get(name, name), classes=classes, input_shape=input_shape)
+    except (OverflowError, RuntimeError) as error:  # sizes that do not fit 64 bits
+        raise ConfigError(f"Cannot build {name}: its `classes` or `input_shape` are too large.") from error
 
 
 def build(name: str, *, classes: int, input_shape: tuple[int, ...] | None = None) -> nn.Module:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from smoothcert import __version__
 from smoothcert.checks import check_alpha, check_sigma
 from smoothcert.data.names import printable
+from smoothcert.data.numpy_files import read_numpy
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.noise import GaussianNoise
 from smoothcert.records import Bounds, Certificate, Votes
@@ -167,7 +168,7 @@ def load_norms(path: Path) -> Floats:
     try:
         values = _json_norms(path) if path.suffix == ".json" else _array_norms(path)
         norms = np.asarray(values, np.float64)
-    except (OSError, ValueError, TypeError, KeyError, EOFError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(f"Cannot read norms from {printable(path)}: {error}.") from error
     return check_norms(norms, printable(path))
 
@@ -187,9 +188,9 @@ def _json_norms(path: Path) -> list[float]:
 
 
 def _array_norms(path: Path) -> npt.NDArray[Any]:
-    with path.open("rb") as file:
-        content = np.load(file, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return content
-        name = "norms" if "norms" in content.files or len(content.files) != 1 else content.files[0]
-        return np.asarray(content[name])
+    content = read_numpy(path)
+    if isinstance(content, np.ndarray):
+        return content
+    if len(content) == 1:
+        return next(iter(content.values()))
+    return content["norms"]
