@@ -223,7 +223,7 @@ def draws_for(radius: float, sigma: float, alpha: float) -> int:
         raise ConfigError(f"Expected `radius` to be a finite number >= 0, got {radius!r}.")
     wanted = math.log(alpha) / math.log1p(-float(ndtr(-radius / sigma))) if ndtr(-radius / sigma) > 0 else math.inf
     if not wanted < MAX_DRAWS / 2:
-        raise ConfigError(f"No number of draws up to 2^53 certifies radius {radius:g} at sigma {sigma:g}.")
+        raise ConfigError(f"No number of draws up to 2^53 certifies radius {radius!r} at sigma {sigma:g}.")
     low, high = 0, max(1, math.ceil(wanted))
     while max_radius(high, alpha, sigma) < radius or max_radius(high, alpha, sigma) == 0:
         low, high = high, high * 2
