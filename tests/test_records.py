@@ -6,7 +6,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from smoothcert.records import Bounds, Certificate, Prediction, Votes, floor_decimal, floor_float32
+from smoothcert.records import (
+    NO_RADIUS,
+    Bounds,
+    Certificate,
+    Prediction,
+    Votes,
+    ceil_decimal,
+    floor_decimal,
+    floor_float32,
+    radius_text,
+)
 from soundness import check_rounding
 
 COMMON = {
@@ -197,3 +207,31 @@ def test_a_float32_is_never_above_and_is_the_nearest_such():
             assert stored.dtype == np.float32
             assert float(stored) <= value
             assert float(np.nextafter(stored, np.float32(math.inf))) > value
+
+
+def test_printing_upwards_never_falls_short():
+    rng = np.random.default_rng(5)
+    for value in (10 ** rng.uniform(-9, 3, 2_000)).tolist():
+        for places in (2, 6):
+            text = ceil_decimal(value, places)
+            assert value <= float(text) < value + 1.0001 * 10.0**-places
+    assert ceil_decimal(0.29, 2) == "0.29"
+    assert ceil_decimal(0.4991) == "0.500"
+
+
+def test_a_radius_is_printed_rounded_down_and_never_as_zero():
+    rng = np.random.default_rng(6)
+    for value in (10 ** rng.uniform(-9, 2, 2_000)).tolist():
+        text = radius_text(value)
+        assert 0 < float(text) <= value
+        assert float(text) > 0.89 * value or value - float(text) < 1e-4
+    assert [radius_text(value) for value in (0.0, 5e-13, float("nan"))] == [NO_RADIUS] * 3
+
+
+def test_a_certificate_of_radius_zero_claims_the_class_only():
+    """As of a grid that tests radius 0: the margin for rounding is no radius that anybody could use."""
+    tested = Certificate(**COMMON, radius=2.5e-13, bounds=Bounds(3, separation=1e-12))
+    assert "class 3 certified, class only, no radius;" in repr(tested)
+    assert "within" not in repr(tested)
+    assert "0.000" not in repr(tested)
+    assert "class only, no radius" in tested._repr_html_()

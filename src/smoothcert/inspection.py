@@ -23,6 +23,7 @@ from smoothcert.progress import ProgressBar
 from smoothcert.records import Decision, Votes
 from smoothcert.replay import replay
 from smoothcert.smoothed import Smoothed
+from smoothcert.stats.accuracy import floor_percent
 from smoothcert.stats.bounds import clopper_pearson_lower, clopper_pearson_upper
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN
@@ -266,8 +267,9 @@ def _warnings(
     if better is not None and clean is not None:
         name, share, mean, std = better
         flags = f"--mean {' '.join(f'{m:.6g}' for m in mean)} --std {' '.join(f'{s:.6g}' for s in std)}"
+        better_share, given_share = floor_percent(share.value, 0), floor_percent(clean.value, 0)
         found.append(
-            f"On pixels scaled to {name} range the model is right on {share.value:.0%} instead of {clean.value:.0%}: "
+            f"On pixels scaled to {name} range the model is right on {better_share}% instead of {given_share}%: "
             f"it was probably trained on those. Add {flags}"
         )
     if data.labels is not None and int(data.labels.max(initial=0)) >= classes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from decimal import ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from html import escape
 from typing import Any
 
@@ -98,6 +98,43 @@ def floor_decimal(value: float, digits: int = 3) -> str:
     if float(text) <= value:
         return text
     return f"{Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_FLOOR):f}"
+
+
+def ceil_decimal(value: float, digits: int = 3) -> str:
+    """Print `value` with `digits` decimals, rounded up: for the size of an attack, which bounds robustness from above.
+
+    >>> ceil_decimal(0.4991), ceil_decimal(0.29, 2), ceil_decimal(1e-9, 6)
+    ('0.500', '0.29', '0.000001')
+    """
+    text = f"{value:.{digits}f}"
+    if float(text) >= value:
+        return text
+    return f"{Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING):f}"
+
+
+def exact_decimal(value: float) -> str:
+    """Print a radius that was asked for with all its digits: rounded up, it would claim more than was tested.
+
+    >>> exact_decimal(0.0), exact_decimal(0.125), exact_decimal(0.12345678)
+    ('0', '0.125', '0.12345678')
+    """
+    return repr(float(value)).removesuffix(".0")
+
+
+NO_RADIUS = "class only, no radius"
+_NEGLIGIBLE = 1e-9
+"""Below this, a radius is a margin for rounding: a test of radius 0 certifies 1e-12·σ."""
+
+
+def radius_text(radius: float) -> str:
+    """Print the radius of a certificate, rounded down, and never as 0.
+
+    >>> radius_text(0.12349), radius_text(0.0000319), radius_text(5e-13)
+    ('0.1234', '0.000031', 'class only, no radius')
+    """
+    if not radius >= _NEGLIGIBLE:
+        return NO_RADIUS
+    return floor_decimal(radius, max(4, 1 - math.floor(math.log10(radius))))
 
 
 def floor_float32(value: float) -> np.float32:
@@ -215,7 +252,10 @@ class Certificate(_Result):
     def _headline(self) -> str:
         if self.label is None:
             return "abstains, nothing certified"
-        return f"class {self.label} certified within L2 radius {floor_decimal(self.radius, 4)}"
+        radius = radius_text(self.radius)
+        if radius == NO_RADIUS:
+            return f"class {self.label} certified, {NO_RADIUS}"
+        return f"class {self.label} certified within L2 radius {radius}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

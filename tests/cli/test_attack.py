@@ -16,7 +16,8 @@ from run_fixtures import launch, size_of, wait_for
 from smoothcert import runs
 from smoothcert.attacks.on_smoothed import SMOOTHED_ATTACKS
 from smoothcert.cli import COMMANDS, _parse, main
-from smoothcert.runs.attack_summary import outcomes, perturbation_norms, summarize_attack
+from smoothcert.records import exact_decimal
+from smoothcert.runs.attack_summary import outcomes, perturbation_norms, summarize_attack, table_radii
 
 SMOOTHED = ["--sigma", SIGMA, "--n-max", "1000", "--procedure", "paper", "--seed", "0", "--batch-size", "250"]
 
@@ -134,6 +135,9 @@ def test_one_input_is_shown_with_its_attempts(small, attack, tmp_path, capsys):
     code, shown, _ = call(capsys, "show", tmp_path / "run", "--index", row["index"])
     assert code == 0
     assert "without votes" not in shown, "attempts have votes"
+    radius, norm = re.search(r"certified: class \d, radius ([\d.]+) .*? at ([\d.]+):", shown).groups()
+    assert float(radius) <= row["radius"] < float(radius) + 1e-4, "a certified radius is rounded down"
+    assert float(norm) >= row["attempts"][0]["norm"] > float(norm) - 1e-6, "what an attack needed is rounded up"
     assert "paper" in shown
 
 
@@ -157,7 +161,8 @@ def test_violations_are_told_one_by_one(monkeypatch, place, attack, tmp_path):
     run = runs.open(tmp_path / "run")
     assert "Violations: within R the answer of 8 of 8 inputs changed" in shown
     for row in run.rows:
-        line = f"input {row['index']}: strong at {row['attempts'][0]['norm']:.6g}, certified {row['radius']:.6g}; class"
+        # With all digits: in six, the two are often the same.
+        line = f"input {row['index']}: strong at {row['attempts'][0]['norm']!r}, certified {row['radius']!r}; class"
         assert line in shown
     assert all("point" in row["attempts"][0] for row in run.rows)
 
@@ -282,10 +287,9 @@ def test_attacks_a_network_and_shows_what_is_left_of_its_accuracy(attack_base, t
     norms["all"] = perturbation_norms(run)
     assert "10 inputs, complete" in shown
     assert "robust accuracy is at most, in %" in shown
-    largest = norms["all"].max()
-    for radius in np.linspace(0, largest, 8):
-        cells = " ".join(f"{100 * np.mean(one > radius):.1f}" for one in norms.values())
-        assert f"{radius:.2f} {cells}" in shown
+    for radius in table_radii(norms["all"]):
+        cells = " ".join(f"{100 * np.mean(one > radius):.1f}" for one in norms.values())  # of ten inputs
+        assert f"{exact_decimal(radius)} {cells}" in shown
     code, again, _ = call(capsys, "show", tmp_path / "run")
     assert again == shown.partition(" Run: ")[0]
 

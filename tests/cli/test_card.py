@@ -69,7 +69,8 @@ def test_certified_accuracy_goes_into_the_card_and_nothing_else_changes(made, ne
     assert parts[0][0] == parts[1][0]
     assert parts[0][2].partition("## Use")[2] == parts[1][2].partition("## Use")[2]
     run = runs.open(made / "run")
-    assert "On 7 inputs of digits (test), smoothed with σ = 0.25, by the procedure Planned with α = 0.001" in text
+    where = "On 7 inputs of digits (test), the first 7 of 500 inputs, smoothed with σ = 0.25"
+    assert f"{where}, by the procedure Planned with α = 0.001" in text
     assert f"{sum(one.draws for one in run.certificates):,} draws" in text
     assert card(net, made / "run") == 0
     assert text_of(net) == text  # written anew, not appended
@@ -96,7 +97,10 @@ def test_several_runs_have_a_table_each(made, net, tmp_path):
     text = text_of(net)
     assert len(cells(text, "certified and correct %")) == 2
     assert cells(text, "radius")[1] == ["0", "0.1", "0.3"]
-    assert "On 3 inputs of digits (test), smoothed with σ = 0.5, by the procedure Grid" in text
+    assert (
+        "On 3 inputs of digits (test), the first 3 of 500 inputs, smoothed with σ = 0.5, by the procedure Grid" in text
+    )
+    assert re.search(r"draws; average of the tested radii [0-9.]+:", text)
 
 
 def test_a_run_of_another_model_is_refused_and_the_card_stays(made, tmp_path, capsys):

@@ -71,6 +71,15 @@ def test_prints_the_table_the_meaning_and_where_the_files_are(printed, folder):
     assert f"{folder}/report.html" in printed
 
 
+def test_alpha_is_not_said_of_an_image_that_was_picked_for_its_result(tmp_path, capsys):
+    assert main(["demo", "--out", str(tmp_path / "out"), *TINY, "--epochs", "10"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "What this means Test image" in said
+    assert "For an image picked beforehand, the probability that they mislead us is at most 0.001." in said
+    assert "This one was picked afterwards" in said
+    assert "the 10 results of this demo together: on average at most 0.010 of them are false" in said
+
+
 def test_the_certificates_read_back_and_carry_index_and_true_label(printed, folder):
     test = load_digits()[1]
     rows = certificates(folder)

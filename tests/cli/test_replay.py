@@ -116,3 +116,14 @@ def test_labels_must_fit_the_votes(files, capsys, tmp_path):
         code, _, err = run(capsys, files[0], "--labels", str(tmp_path / name))
         assert code == 2
         assert "10 labels from 0 to 2" in err
+
+
+def test_averages_beside_a_grid_are_of_its_radii_on_both_sides(files, capsys):
+    """The paper's radii lie between the tested ones: their average as it is would not be the same quantity."""
+    words = [files[0], "--sigma", "0.5", "--radii", "0", "0.25", "1", "--n-max", "5000"]
+    (line,) = [line for line in run(capsys, *words)[1].splitlines() if "average" in line]
+    # Six of ten inputs reach 0.25 and two reach 1; the two near-ties reach nothing.
+    assert line.split() == ["average", "of", "tested", "radii", "0.350", "0.350"]
+    (line,) = [line for line in run(capsys, *words, "--procedure", "planned")[1].splitlines() if "average" in line]
+    assert line.split()[0] == "average"
+    assert float(line.split()[2]) > 0.4

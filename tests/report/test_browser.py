@@ -10,8 +10,10 @@ from smoothcert import runs
 from smoothcert.data import load
 from smoothcert.models.architectures import small_cnn
 from smoothcert.models.checkpoints import Blueprint, save_checkpoint
+from smoothcert.records import exact_decimal
 from smoothcert.report.page import write_report
 from smoothcert.report.page.runs import shown_runs
+from smoothcert.runs.scope import radii_tested
 from smoothcert.stats.accuracy import certified_accuracy, floor_percent
 from smoothcert.training.loop import seeded, train
 from smoothcert.training.settings import TrainSettings
@@ -113,8 +115,15 @@ def test_a_chosen_radius_tells_accuracy_and_the_inputs_that_fail(opened, found):
     for radius in sorted([0, 0.1, 0.2, 0.2345, 0.3, certified[0]]):  # the last one is reached, and just so
         pick(opened, radius)
         for number, (run, line) in enumerate(zip(found, said(opened), strict=True)):
-            share, indices = expected(run, radius)
-            assert f": {share} ({len(INPUTS) - len(indices)} of {len(INPUTS)} inputs)" in line
+            known = next((one for one in radii_tested(run) or (radius,) if one >= radius), None)
+            if known is None:
+                assert line == f"Grid: not tested at radius {radius}; the largest tested is 0.3"
+                assert opened.locator("#failing > *").nth(number).inner_text().endswith("was not tested.")
+                continue
+            share, indices = expected(run, known)
+            bound = "" if known == radius else "at least "
+            assert f": {bound}{share} ({len(INPUTS) - len(indices)} of {len(INPUTS)} inputs)" in line
+            assert f"radius {exact_decimal(known)};" in line
             assert failing(opened, number) == indices
         listed.append(len(failing(opened, 0)))
     assert listed == sorted(listed)
@@ -144,8 +153,9 @@ def test_the_pointer_shows_the_values_under_it(opened, found):
     first, *lines = tip.inner_text().replace("\N{NO-BREAK SPACE}", " ").splitlines()
     radius = float(first.removeprefix("radius "))
     text = " ".join(lines)
-    for run in found:
-        assert expected(run, radius)[0] in text
+    assert expected(found[0], radius)[0] in text
+    assert radius > 0.3
+    assert "not tested" in text
     opened.mouse.move(5, 5)
     assert not tip.is_visible()
 
@@ -194,7 +204,9 @@ def test_the_keyboard_moves_the_radius(opened):
     assert float(number.input_value()) == pytest.approx(10 * step)
     opened.keyboard.press("End")
     assert plot.get_attribute("aria-valuenow") == plot.get_attribute("aria-valuemax")
-    assert "0.0" in plot.get_attribute("aria-valuetext")
+    spoken = plot.get_attribute("aria-valuetext")
+    assert "Planned 0.0" in spoken
+    assert "Grid 0.0" in spoken, "a thousand draws do not reach this far"
 
 
 def test_everything_is_reached_by_tab_and_shows_its_focus(opened):

@@ -10,11 +10,12 @@ import pytest
 from page_fixtures import PROCEDURES, SIGMA, Reader, made_run, manifest, saved, written
 from smoothcert import runs
 from smoothcert.data import ArrayData, load
+from smoothcert.records import radius_text
 from smoothcert.report.page import write_report
 from smoothcert.report.page.curve import curve, curve_data
 from smoothcert.report.page.gallery import chosen
 from smoothcert.report.page.pictures import png
-from smoothcert.report.page.runs import percent, radius_text, shown_runs
+from smoothcert.report.page.runs import percent, shown_runs
 from smoothcert.report.page.scale import axis, headline_radius, slider_step, table_radii
 from smoothcert.runs.directory import Run
 from smoothcert.runs.manifest import Manifest
@@ -85,7 +86,8 @@ def test_shares_and_radii_are_never_rounded_up():
     assert percent(2 / 3) == "66.6\N{NO-BREAK SPACE}%"
     assert percent(0.9999) == "99.9\N{NO-BREAK SPACE}%"
     assert radius_text(0.99999) == "0.9999"
-    assert radius_text(1e-10) == "above 0"
+    assert radius_text(0.0000319) == "0.000031"
+    assert radius_text(1e-10) == "class only, no radius"
 
 
 def test_the_curve_never_lies_above_the_numbers():

@@ -9,10 +9,11 @@ from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from page_fixtures import CLASSES, PROCEDURES, SIGMA, Reader, imported, made_run, saved, written
+from page_fixtures import CLASSES, PROCEDURES, SIGMA, Reader, imported, made_run, manifest, one_row, saved, written
 from smoothcert.cli import COMMANDS, _parse, main
 from smoothcert.cli.report import Report
 from smoothcert.errors import ConfigError, InputError, OutputError, ResumeError
@@ -23,6 +24,7 @@ from smoothcert.report.page.runs import shown_runs
 from smoothcert.runs.directory import Run
 from smoothcert.runs.manifest import Manifest
 from smoothcert.stats.accuracy import certified_accuracy, floor_percent
+from smoothcert.stats.grid import Grid
 
 
 @pytest.fixture
@@ -319,3 +321,54 @@ def test_data_that_were_named_but_are_not_there_are_an_error(out):
     with pytest.raises(InputError, match="there is no"):
         write_report([made_run("paper", 4)], out, data="nowhere/data.npz")
     assert not out.exists()
+
+
+# ---- radii that were not tested, inputs that were chosen -----------------------------------------------------------
+
+
+def test_a_grid_run_has_dashes_and_a_curve_that_ends(tmp_path):
+    grid, plan = made_run("grid", 40), made_run("planned", 40)
+    values = {**grid.manifest.values, "procedure": {**grid.manifest.values["procedure"], "radii": [0.0, 0.3]}}
+    other = Run(grid.path / "other", Manifest(values), grid.rows)
+    page = written([grid, plan, other], tmp_path / "report.html", images=False)
+    shown = {one["name"]: one for one in page.data["runs"]}
+    assert [one["tested"] for one in page.data["runs"]] == [[0.0, 0.25, 0.5], None, [0.0, 0.3]]
+    assert all(one["most"] is None or 1.3 < one["most"] < 1.4 for one in shown.values())
+    assert "of tested radii only" in page.text
+    assert "where the run did not test it" in page.text
+    assert "beyond which nothing is known" in page.text
+    [curve] = [one["d"] for tag, one in page.tags if tag == "path" and one.get("data-run") == "0"]
+    end = page.data["end"]
+    assert int(re.findall(r"H(\d+)", curve)[-1]) == int(2000 * 0.5 / end)
+    assert not curve.endswith("V1000")
+
+
+def test_the_headline_is_at_a_radius_that_all_runs_decide(tmp_path):
+    page = written([made_run("grid", 40), made_run("planned", 40)], tmp_path / "report.html", images=False)
+    assert page.text.count("certified within L2 radius 0.5:") == 2
+    assert "was not tested" not in page.text
+
+
+def only_zero() -> Run:
+    """A run that tested radius 0 alone."""
+    procedure = Grid(radii=(0.0,), sigma=SIGMA, n_max=2_000)
+    generator = np.random.default_rng(0)
+    rows = [one_row(index, index % CLASSES, procedure, generator) for index in range(12)]
+    return Run(Path("runs") / "zero", manifest(procedure, 12), rows)
+
+
+def test_a_run_at_radius_zero_claims_classes_only(tmp_path):
+    page = written([only_zero()], tmp_path / "report.html", images=False)
+    assert "have their true class certified (class only, no radius)" in page.text
+    assert "within L2 radius 0" not in page.text
+    assert "0.0000" not in page.text
+
+
+def test_cards_say_which_inputs_were_certified(tmp_path):
+    run = made_run("paper", 40)
+    every = Run(run.path, run.manifest, run.rows[::4])
+    chosen = Run(run.path / "b", run.manifest, [run.rows[k] for k in (1, 4, 30)])
+    page = written([every, chosen], tmp_path / "report.html", images=False)
+    assert "Selection every 4th of 40 inputs" in page.text
+    assert "Selection 3 chosen inputs: not a sample of the 40" in page.text
+    assert "bound nothing about the rest of the data" in page.text

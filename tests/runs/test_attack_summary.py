@@ -19,7 +19,9 @@ from smoothcert.runs.attack_summary import (
     is_violation,
     outcomes,
     perturbation_norms,
+    robust_at_most,
     summarize_attack,
+    table_radii,
     violations,
 )
 from smoothcert.runs.directory import Run
@@ -219,3 +221,27 @@ def test_reading_an_attack_needs_no_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "run"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[2]"
+
+
+# ---- what a table of robust accuracy may say -------------------------------------------------------------------------
+
+
+def test_robust_accuracy_bounds_from_above_at_the_radius_that_is_printed():
+    """Rounded to two digits, 0.4996 would be printed as 0.50, and 66.7 % said of a radius at which it is 0."""
+    norms = np.array([0.4996, 0.4999, 0.0])
+    for radius in table_radii(norms):
+        assert radius == round(radius, 3), "a radius that is printed whole"
+        assert robust_at_most(norms, radius) == np.mean(norms > radius)
+    assert table_radii(norms)[0] == 0.0
+    assert table_radii(norms)[-1] >= 0.4999
+    assert robust_at_most(norms, table_radii(norms)[-1]) == 0.0
+
+
+@pytest.mark.parametrize("norms", [[0.0], [np.inf], [], [3e-7, 1e-9], [12.3, 45.6], [7.0], [0.7]])
+def test_the_radii_of_the_table_are_few_digits_from_0_to_beyond_the_largest(norms):
+    radii = table_radii(np.array(norms, np.float64))
+    finite = [norm for norm in norms if np.isfinite(norm)]
+    assert len(radii) == 8
+    assert radii[0] == 0.0 < radii[1]
+    assert max(finite, default=0.0) <= radii[-1]
+    assert all(len(repr(radius)) <= 8 for radius in radii)

@@ -594,3 +594,24 @@ def test_one_command_verifies_runs_of_every_kind(others, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("nothing wrong") == 4
     assert "0 of 8 bounds computed again" in shown
+
+
+# ---- which inputs --------------------------------------------------------------------------------------------------
+
+
+def test_it_says_which_inputs_were_certified(made, tmp_path, capsys):
+    assert verify_run(made / "planned").inputs == "all 8 inputs"
+    runs.certify_dataset(network(), DATA, tmp_path / "some", SETTINGS["paper"], indices=[1, 2, 6])
+    assert main(["verify", str(tmp_path / "some")]) == 0
+    assert "inputs: 3 chosen inputs: not a sample of the 8" in capsys.readouterr().out
+    runs.certify_dataset(network(), DATA, tmp_path / "third", SETTINGS["paper"], indices=[0, 3, 6])
+    assert main(["verify", str(tmp_path / "third"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["inputs"] == "every 3rd of 8 inputs"
+
+
+def test_inputs_that_the_data_does_not_have_are_a_problem(copy):
+    path = copy("planned")
+    forge(path, change_manifest=lambda values: values["data"].update(inputs=7))
+    found = verify_run(path)
+    assert "the manifest lists input 7, but the data has 7 inputs" in [str(one) for one in found.problems]
+    assert found.inputs == "8 inputs whose indices do not fit data of 7 inputs"

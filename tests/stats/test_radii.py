@@ -173,6 +173,44 @@ def test_the_earlier_radii_are_no_larger_than_the_newer_on_a_grid():
             assert li > 0 or 1 - q - p_b < 1e-5
 
 
+def near_ties():
+    """Bounds in which A leads by some 1e-16, with and without a third class."""
+    for p_a in (0.5, 0.4, 0.25, 0.05):
+        for steps in range(-40, 41):
+            q = float(1 - p_a + steps * 2.0**-55)
+            for below in (0.0, 2.0**-56, 2.0**-54, 2.0**-53, 2.0**-52, 2.0**-50, 1e-14):
+                yield q, p_a - below
+
+
+def test_the_earlier_radii_do_not_exceed_theorem_1_at_ties():
+    pairs = list(near_ties())
+    q, p_b = np.array(pairs).T
+    cohen = np.asarray(cohen_radius(q, p_b, sigma=1.0))
+    li, lecuyer = li_radius(q, p_b, sigma=1.0), lecuyer_radius(q, p_b, sigma=1.0)
+    assert np.any(cohen > 0)
+    for name, radii in (("Li", li), ("Lecuyer", lecuyer)):
+        above = [(pair, a, b) for pair, a, b in zip(pairs, radii, cohen, strict=True) if a > b]
+        assert not above, (name, len(above), above[:3])
+
+
+def test_the_earlier_radii_never_exceed_the_exact_theorem_1_at_ties():
+    """In 50 digits: the bounds as they are given, not as 1 − q is rounded."""
+    for q, p_b in [pair for pair in near_ties() if pair[0] >= 0.5][::7]:
+        # Both z are so close that the exact radius is the lead over twice the density, to many digits.
+        exact = (normal_depth(q) + normal_depth(min(p_b, q))) / 2
+        for radius in (li_radius, lecuyer_radius):
+            assert radius(q, p_b, sigma=1.0) <= max(exact, 0), (q, p_b)
+
+
+@pytest.mark.parametrize("radius", [lecuyer_radius, li_radius])
+def test_arrays_of_earlier_radii_are_those_of_their_elements(radius):
+    q, p_b = np.array([[0.001, 0.1, 0.4], [0.5, 0.7, 1.0]]), np.array([1e-4, 0.05, 0.3])
+    found = radius(q, p_b, sigma=0.5)
+    assert found.shape == (2, 3)
+    each = [[radius(a, b, sigma=0.5) for a, b in zip(row, p_b, strict=True)] for row in q.tolist()]
+    np.testing.assert_array_equal(found, each)
+
+
 def test_the_curve_of_the_radius_against_p_a_has_the_papers_order_and_shape():
     """Cohen et al. 2019, the figure that compares the three theorems at σ = 1 and p_B = 1 − p_A."""
     p_a = np.linspace(0.505, 0.999, 60)

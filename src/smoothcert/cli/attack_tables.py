@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from smoothcert.runs.attack_summary import expected_violations, outcomes, perturbation_norms, violations
+from smoothcert.records import ceil_decimal, exact_decimal, radius_text
+from smoothcert.runs.attack_summary import (
+    expected_violations,
+    outcomes,
+    perturbation_norms,
+    robust_at_most,
+    table_radii,
+    violations,
+)
+from smoothcert.stats.accuracy import ceil_percent, floor_percent
 
 if TYPE_CHECKING:
     from smoothcert.runs.directory import Run
     from smoothcert.runs.journal import Row
 
 _SHOWN = 10
-_RADII = 8
 
 
 def print_attack(console: Console, run: Run) -> None:
@@ -40,13 +47,15 @@ def print_attempts(console: Console, row: Row) -> None:
     """What each attack came to on one input."""
     if "norms" in row:
         for name, norm in row["norms"].items():
-            console.print(f"  {name}: {'nothing found' if norm is None else f'a perturbation of {norm:.6g}'}")
+            found = "nothing found" if norm is None else f"a perturbation of {ceil_decimal(norm, 6)}"
+            console.print(f"  {name}: {found}")
         return
-    console.print(f"certified: class {row['label']} within {row['radius']:.6g}")
+    console.print(f"certified: class {row['label']}, radius {radius_text(row['radius'])}")
     for one in row["attempts"]:
         draws = sum(stage["n"] for stage in one["stages"])
         answer = "the judge abstains" if one["label"] is None else f"class {one['label']}"
-        console.print(f"  {one['attack']} within {one['factor']:g} R, at {one['norm']:.6g}: {answer}, {draws:,} draws")
+        where = f"within {exact_decimal(one['factor'])} R, at {ceil_decimal(one['norm'], 6)}"
+        console.print(f"  {one['attack']} {where}: {answer}, {draws:,} draws")
 
 
 def _success(run: Run) -> Table:
@@ -58,17 +67,18 @@ def _success(run: Run) -> Table:
         low, high = one.interval if one.attempts else (0.0, 1.0)
         table.add_row(
             one.attack,
-            f"{one.factor:g} R",
+            f"{exact_decimal(one.factor)} R",
             f"{one.attempts:,}",
             _percent(one.successes, one.attempts),
-            f"{100 * low:.1f} to {100 * high:.1f}",
+            f"{floor_percent(low)} to {ceil_percent(high)}",
             _percent(one.abstentions, one.attempts),
         )
     return table
 
 
 def _percent(count: int, of: int) -> str:
-    return f"{100 * count / of:.1f}" if of else ""
+    """A share that speaks against the classifier, rounded up."""
+    return ceil_percent(count / of) if of else ""
 
 
 def _print_violations(console: Console, run: Run) -> None:
@@ -76,7 +86,7 @@ def _print_violations(console: Console, run: Run) -> None:
     if not found and not any(factor <= 1 for factor in run.manifest.values["factors"]):
         return
     inputs = len({one.index for one in found})
-    allowed = f"by chance at most about {expected_violations(run):.2g} may"
+    allowed = f"by chance at most about {ceil_decimal(expected_violations(run), 3)} may"
     if not found:
         console.print(f"Within R no attack changed an answer ({allowed}).")
         return
@@ -85,23 +95,22 @@ def _print_violations(console: Console, run: Run) -> None:
     )
     for one in found[:_SHOWN]:
         console.print(
-            f"  input {one.index}: {one.attack} at {one.norm:.6g}, certified {one.radius:.6g}; class {one.label} "
-            f"became {one.answer}. The perturbed input and its votes are in the run's row.",
+            # All digits: rounded apart, the two might seem to be in order.
+            f"  input {one.index}: {one.attack} at {exact_decimal(one.norm)}, certified {exact_decimal(one.radius)}; "
+            f"class {one.label} became {one.answer}. The perturbed input and its votes are in the run's row.",
             soft_wrap=True,
         )
 
 
 def _robust_accuracy(run: Run) -> Table:
-    """Robust accuracy is at most so much, by radius: for each attack, and for all together."""
+    """Upper bounds on robust accuracy by radius, rounded up: for each attack, and for all together."""
     norms = {name: perturbation_norms(run, name) for name in run.manifest.values["attacks"]}
     norms["all"] = perturbation_norms(run)
-    finite = norms["all"][np.isfinite(norms["all"])]
-    largest = float(finite.max(initial=0.0)) or 1.0
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="robust accuracy is at most, in %", title_justify="left")
     table.add_column("radius")
     for name in norms:
         table.add_column(name, justify="right")
-    for radius in np.linspace(0, largest, _RADII):
-        shares = (f"{100 * float(np.mean(one > radius)):.1f}" if len(one) else "" for one in norms.values())
-        table.add_row(f"{radius:.2f}", *shares)
+    for radius in table_radii(norms["all"]):
+        shares = (ceil_percent(robust_at_most(one, radius)) if len(one) else "" for one in norms.values())
+        table.add_row(exact_decimal(radius), *shares)
     return table

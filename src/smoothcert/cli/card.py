@@ -68,22 +68,23 @@ def _check(run: Run, weights: str | None, model: Path) -> None:
 
 def _table(run: Run) -> list[str]:
     """A run's certified accuracy as Markdown."""
-    from smoothcert.records import floor_decimal
+    from smoothcert.records import exact_decimal, floor_decimal
     from smoothcert.runs.summary import default_radii, summarize
     from smoothcert.stats.accuracy import floor_percent
 
     summary = summarize(run, default_radii(run))
     values = run.manifest.values
-    cells = [str(radius).removesuffix(".0") for radius in summary["radii"]]
+    cells = [exact_decimal(radius) for radius in summary["radii"]]
     shares = [floor_percent(share) for share in summary["certified"]]
     inputs = f"{summary['rows']:,}" if run.complete else f"{summary['rows']:,} of {summary['inputs']:,}"
+    average = "average certified radius" if summary["tested_radii"] is None else "average of the tested radii"
     what = "certified %" if summary["correct"] is None else "certified and correct %"
     executed = values.get("plan", {}).get("executed")
     of_another = f"The network as run by {executed}. " if executed else ""
     return [
-        f"{of_another}On {inputs} inputs of {values['data']['name']}, smoothed with σ = {run.sigma:g}, by the "
-        f"procedure {values['procedure']['name']} with α = {summary['alpha']:g} per input and {summary['draws']:,} "
-        f"draws; average certified radius {floor_decimal(summary['average_radius'], 3)}:",
+        f"{of_another}On {inputs} inputs of {values['data']['name']}, {summary['selection']}, smoothed with "
+        f"σ = {run.sigma:g}, by the procedure {values['procedure']['name']} with α = {summary['alpha']:g} per input "
+        f"and {summary['draws']:,} draws; {average} {floor_decimal(summary['average_radius'], 3)}:",
         "",
         f"| radius | {' | '.join(cells)} |",
         f"|---|{'---|' * len(cells)}",

@@ -116,24 +116,28 @@ def _print_meaning(console: Console, certified: Sequence[Certified], test: Array
     if example is None:
         console.print("No image was certified with its true class. Train for longer: --epochs 60.")
         return
-    console.print(_example_text(best, example, test, procedure))
+    results = sum(len(c.certificates) for c in certified)
+    console.print(_example_text(best, example, test, procedure, results))
     console.print(
         "A small σ keeps accuracy near radius 0, a large σ reaches further: hence different winners in the table. "
         "The attacked network has no such guarantee: a better attack could lower its numbers at any time."
     )
 
 
-def _example_text(best: Certified, example: int, test: ArrayData, procedure: FixedN) -> str:
-    from smoothcert.records import floor_decimal
+def _example_text(best: Certified, example: int, test: ArrayData, procedure: FixedN, results: int) -> str:
+    from smoothcert.records import ceil_decimal, radius_text
 
     certificate, index = best.certificates[example], int(best.indices[example])
     truth = test.classes[int(test.labels[index])]
     pixels = test.inputs[index].size
     levels = math.floor(255 * certificate.radius / math.sqrt(pixels))
+    expected = ceil_decimal(procedure.alpha * results, 3)
     return (
         f"Test image {index} shows the digit {truth}. Smoothed with σ = {best.sigma:g}, "
         f"the network answers {truth} for every 8-bit image within L2 distance "
-        f"{floor_decimal(certificate.radius)} of it, whatever an attacker does: all {pixels} pixels may change at once "
+        f"{radius_text(certificate.radius)} of it, whatever an attacker does: all {pixels} pixels may change at once "
         f"by {levels} of 255 grey levels, or a few of them by more. This rests on {certificate.stages[-1].n:,} "
-        f"noisy copies; the probability that they mislead us is at most {procedure.alpha:g}."
+        f"noisy copies. For an image picked beforehand, the probability that they mislead us is at most "
+        f"{procedure.alpha:g}. This one was picked afterwards, for its middle radius, so that number is about the "
+        f"{results} results of this demo together: on average at most {expected} of them are false."
     )

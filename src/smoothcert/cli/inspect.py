@@ -215,9 +215,12 @@ def _sides(shape: tuple[int, ...] | None) -> str:
 
 
 def _percent(share: Share, *, interval: bool = True) -> str:
+    from smoothcert.stats.accuracy import ceil_percent, floor_percent
+
     low, high = share.interval
-    around = f" of {share.of:,} (95 % interval {100 * low:.1f} to {100 * high:.1f} %)" if interval else ""
-    return f"{100 * share.value:.1f} %{around}"
+    ends = f"{floor_percent(low)} to {ceil_percent(high)} %"
+    around = f" of {share.of:,} (95 % interval {ends})" if interval else ""
+    return f"{floor_percent(share.value)} %{around}"
 
 
 def duration(seconds: float) -> str:

@@ -49,7 +49,7 @@ class Plan:
         """Check all settings, print the two tables, draw the figure if one was asked for."""
         check_sigma(self.sigma)
         check_alpha(self.alpha)
-        radii = [_check_radius(radius) for radius in self.radii or [k * self.sigma for k in range(1, 6)]]
+        radii = [_check_radius(radius) for radius in self.radii or [round(k * self.sigma, 12) for k in range(1, 6)]]
         draws = [check_count("n", n) for n in self.n]
         if not draws:
             raise ConfigError("Expected at least one number of draws in `n`, got none.")
@@ -91,16 +91,19 @@ def fewest_draws(radius: float, sigma: float, alpha: float) -> str:
 
 
 def _draws_table(radii: Sequence[float], sigma: float, alpha: float) -> Table:
+    from smoothcert.records import exact_decimal
+
     table = Table("radius", "radius/σ", "fewest draws", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:
         column.justify = "right"
     for radius in radii:
-        table.add_row(f"{radius:g}", f"{radius / sigma:.4g}", fewest_draws(radius, sigma, alpha))
+        depth = radius / sigma
+        table.add_row(exact_decimal(radius), f"{depth:.4g}", fewest_draws(radius, sigma, alpha))
     return table
 
 
 def _radius_table(draws: Sequence[int], sigma: float, alpha: float) -> Table:
-    from smoothcert.records import floor_decimal
+    from smoothcert.records import radius_text
     from smoothcert.stats.radii import max_radius
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -109,7 +112,7 @@ def _radius_table(draws: Sequence[int], sigma: float, alpha: float) -> Table:
     table.add_column("")
     radii = [max_radius(n, alpha, sigma) for n in draws]
     for n, radius in zip(draws, radii, strict=True):
-        shown = floor_decimal(radius, 4) if radius > 0 else "none"
+        shown = radius_text(radius) if radius > 0 else "none"
         table.add_row(f"{n:,}", shown, f"[cyan]{bar(radius, max(radii))}[/]")
     return table
 

@@ -82,7 +82,7 @@ class Plot:
     alphas: OptionalFloats = None
     """Failure probabilities, for other-alpha."""
     rho: OptionalFloat = None
-    """Failure probability of the whole test set's bound, for lower-bound."""
+    """Failure probability of the lower bounds on the inputs' certified accuracy, for lower-bound."""
     trained: OptionalFloats = None
     """Noise levels the networks were trained at, where the runs do not know, for training-noise."""
     sigma: OptionalFloat = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -148,8 +148,8 @@ class Replay:
             )
 
     def _accuracies(self, ours: list[Replayed], theirs: list[Replayed], truths: npt.NDArray[np.int64] | None) -> Table:
-        from smoothcert.records import floor_decimal
-        from smoothcert.stats.accuracy import average_certified_radius, certified_accuracy, floor_percent
+        from smoothcert.records import exact_decimal, floor_decimal
+        from smoothcert.stats.accuracy import average_certified_radius, ceil_percent, certified_accuracy, floor_percent
 
         sides = [
             ([row.radius if row.label is not None else 0.0 for row in rows], correct(rows, truths))
@@ -163,10 +163,20 @@ class Replay:
             column.justify = "right"
         for radius in self.radii:
             a, b = (float(certified_accuracy(radii, right, at=radius)) for radii, right in sides)
-            table.add_row(f"{radius:g}", floor_percent(a, 2), floor_percent(b, 2), f"{100 * (a - b):+.2f}")
+            difference = f"+{floor_percent(a - b, 2)}" if a >= b else f"-{ceil_percent(b - a, 2)}"
+            table.add_row(exact_decimal(radius), floor_percent(a, 2), floor_percent(b, 2), difference)
+        name = "average"
+        if self.procedure == "grid":  # what lies between the tested radii is not asked: the paper's radii lose it too
+            sides = [(_on_grid(radii, self.radii), right) for radii, right in sides]
+            name = "average of tested radii"
         averages = (average_certified_radius(radii, right) for radii, right in sides)
-        table.add_row("average", *(floor_decimal(average, 3) for average in averages), "")
+        table.add_row(name, *(floor_decimal(average, 3) for average in averages), "")
         return table
+
+
+def _on_grid(radii: Sequence[float], grid: Sequence[float]) -> list[float]:
+    """Each radius lowered to the largest one of the grid that it reaches; 0 if there is none."""
+    return [max((step for step in grid if step <= radius), default=0.0) for radius in radii]
 
 
 def correct(rows: list[Replayed], truths: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
@@ -184,7 +194,7 @@ def print_draws(console: Console, ours: list[Replayed], theirs: list[Replayed]) 
     """How many draws it took, and why it stopped."""
     mine, others = (sum(row.draws for row in rows) / len(rows) for rows in (ours, theirs))
     reasons = Counter(row.reason for row in ours)
-    stopped = ", ".join(f"{reason} {100 * count / len(ours):.1f} %" for reason, count in reasons.most_common())
+    stopped = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
     console.print(
         f"{len(ours):,} inputs: [bold]{mine:,.0f}[/] draws each, the paper's {others:,.0f}: {others / mine:.1f}× fewer."
     )
@@ -193,11 +203,15 @@ def print_draws(console: Console, ours: list[Replayed], theirs: list[Replayed]) 
 
 def print_predictions(ours: list[Replayed], theirs: list[Replayed], truths: npt.NDArray[np.int64] | None) -> Table:
     """Answers and abstentions of both."""
+    from smoothcert.stats.accuracy import ceil_percent, floor_percent
+
     table = Table("", "answered %", "abstained %", box=box.SIMPLE_HEAD, pad_edge=False)
     if truths is not None:
         table.add_column("correct %")
     for name, rows in (("replayed", ours), ("paper's PREDICT", theirs)):
         abstained = sum(row.label is None for row in rows) / len(rows)
-        cells = [f"{100 * (1 - abstained):.2f}", f"{100 * abstained:.2f}"]
-        table.add_row(name, *cells, *([] if truths is None else [f"{100 * correct(rows, truths).mean():.2f}"]))
+        cells = [floor_percent(1 - abstained, 2), ceil_percent(abstained, 2)]
+        if truths is not None:
+            cells.append(floor_percent(float(correct(rows, truths).mean()), 2))
+        table.add_row(name, *cells)
     return table

@@ -75,8 +75,20 @@ class Show:
         if run.attacks and "error" not in row:
             print_attempts(console, row)
             return
-        without_votes = f"class {row.get('label')}, radius {row.get('radius', 0.0)}, without votes"
-        console.print(escape(repr(result) if result else row.get("error", without_votes)), soft_wrap=True)
+        if result is not None:
+            words = repr(result)
+        elif row.get("label") is None:
+            words = row.get("error", "abstains, without votes")
+        else:
+            words = f"class {row['label']}, {_radius(row.get('radius', 0.0))}, without votes"
+        console.print(escape(words), soft_wrap=True)
+
+
+def _radius(radius: float) -> str:
+    """A recorded radius with all its digits."""
+    from smoothcert.records import NO_RADIUS, exact_decimal, radius_text
+
+    return NO_RADIUS if radius_text(radius) == NO_RADIUS else f"radius {exact_decimal(radius)}"
 
 
 def print_run(console: Console, run: Run, radii: Sequence[float]) -> None:
@@ -95,6 +107,8 @@ def print_run(console: Console, run: Run, radii: Sequence[float]) -> None:
     if values.get("plan", {}).get("executed"):
         table.add_row("run by", escape(values["plan"]["executed"]))
     table.add_row("data", escape(str(values["data"]["name"])))
+    if summary["rows"]:
+        table.add_row("inputs", summary["selection"])
     if run.manifest.kind != "bound":
         table.add_row("smoothing", f"σ = {run.sigma:g}, at most α = {summary['alpha']:g} per input fail")
     table.add_row("procedure", escape(_procedure(values["procedure"])))
@@ -128,7 +142,7 @@ def _draws(summary: dict[str, Any]) -> str:
 
 
 def _certified(summary: dict[str, Any]) -> Table:
-    from smoothcert.records import floor_decimal
+    from smoothcert.records import exact_decimal, floor_decimal
     from smoothcert.stats.accuracy import floor_percent
 
     what = "certified %" if summary["correct"] is None else "certified and correct %"
@@ -136,21 +150,27 @@ def _certified(summary: dict[str, Any]) -> Table:
     for column in table.columns:
         column.justify = "right"
     for radius, share in zip(summary["radii"], summary["certified"], strict=True):
-        table.add_row(str(radius).removesuffix(".0"), floor_percent(share))  # all digits: none may round it up
-    table.add_row("average", floor_decimal(summary["average_radius"], 3))
+        table.add_row(exact_decimal(radius), "–" if share is None else floor_percent(share))
+    of_tested = "" if summary["tested_radii"] is None else " of tested radii"
+    table.add_row(f"average{of_tested}", floor_decimal(summary["average_radius"], 3))
+    if None in summary["certified"]:
+        table.caption = "– radius not tested"
     return table
 
 
 def _predicted(summary: dict[str, Any]) -> Table:
     """The paper's table of PREDICT: right, and wrong or abstained, in shares of all rows."""
+    from smoothcert.stats.accuracy import ceil_percent, floor_percent
+
     rows = summary["rows"]
     table = Table("answered %", "abstained %", box=box.SIMPLE_HEAD, pad_edge=False)
     answered = rows - summary["abstained"] - summary["errors"]
-    cells = [f"{100 * answered / rows:.2f}", f"{100 * summary['abstained'] / rows:.2f}"]
+    cells = [floor_percent(answered / rows, 2), ceil_percent(summary["abstained"] / rows, 2)]
     if summary["correct"] is not None:
         table.add_column("correct %")
         table.add_column("wrong %")
-        cells += [f"{100 * summary['correct'] / rows:.2f}", f"{100 * (answered - summary['correct']) / rows:.2f}"]
+        wrong = answered - summary["correct"]
+        cells += [floor_percent(summary["correct"] / rows, 2), ceil_percent(wrong / rows, 2)]
     table.add_row(*cells)
     for column in table.columns:
         column.justify = "right"

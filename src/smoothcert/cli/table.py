@@ -16,7 +16,10 @@ from smoothcert.options import OptionalFloat, OptionalPath
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Show certified accuracy against radius, a row per run, each column's best marked. Nothing is rounded up."""
+    """Show certified accuracy against radius, a row per run, each column's best marked. Nothing is rounded up.
+
+    A radius that a run did not test has no number (–), and its column has no best.
+    """
 
     paths: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
@@ -25,11 +28,12 @@ class Table:
     radii: Annotated[tuple[float, ...], tyro.conf.arg(metavar="RADIUS ...", help_behavior_hint="")] = ()
     """Radii of the columns; by default some that suit the runs."""
     format: Literal["terminal", "markdown", "latex", "csv"] = "terminal"
-    """latex needs the package booktabs."""
+    """latex needs the package booktabs; csv has all digits, with accuracies as fractions."""
     group: bool = False
-    """One row for runs that differ in seed or inputs only: their mean."""
+    """One row, the mean, for runs of the same network that differ only in the seed of the noise or in the inputs."""
     lower_bound: OptionalFloat = None
-    """Show lower bounds on the whole test set's certified accuracy instead, each true with probability 1 − this."""
+    """Show lower bounds on the share of a run's inputs that are classified correctly everywhere within the radius, each
+    with probability 1 − this. They say nothing about other inputs of the data."""
     bound: Literal["exact", "paper", "simultaneous"] = "exact"
     """How: by the binomial distribution, by the paper's inequality, which is looser, or for all radii at once."""
     out: OptionalPath = None
@@ -42,7 +46,7 @@ examples:
   smoothcert table runs/*
   smoothcert table runs/* --radii 0 0.25 0.5 0.75 --format latex
   smoothcert table run --lower-bound 0.001
-  smoothcert table sweep/*/certified* --group --out table.md
+  smoothcert table run-seed-*/ --group --out table.md
 """
 
     def run(self, console: Console) -> None:

@@ -99,6 +99,8 @@ examples:
             console.print(f"  {result.drawn_again:,} of {result.rows:,} bounds computed again")
         else:
             console.print(f"  {result.recomputed:,} of {result.rows:,} rows made anew from their votes{again}")
+        if result.rows:
+            console.print(f"  inputs: {escape(result.inputs)}", soft_wrap=True)
         for problem in result.problems[:_SHOWN]:
             console.print(f"  [red]wrong:[/] {escape(str(problem))}", soft_wrap=True)
         if len(result.problems) > _SHOWN:

@@ -1,9 +1,14 @@
-"""Runs as a table: certified accuracy against radius, for terminal, Markdown, LaTeX and CSV; nothing is rounded up."""
+"""Runs as a table of certified accuracy against radius, for terminal, Markdown, LaTeX and CSV.
+
+Printed accuracies and radii are rounded down; CSV has all digits. A cell is empty ("–") where a run did not test the
+radius, and only columns without empty cells have a best row.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from smoothcert.errors import ConfigError
-from smoothcert.records import floor_decimal
+from smoothcert.records import exact_decimal, floor_decimal
 from smoothcert.report.claims import Claim, claims
 from smoothcert.report.naming import run_names
 from smoothcert.report.tables import best_per_column
 from smoothcert.runs.directory import Run
 from smoothcert.runs.journal import Row
+from smoothcert.runs.scope import inputs_in_words, is_decided, radii_tested
 from smoothcert.runs.summary import default_radii
 from smoothcert.stats.accuracy import (
     are_correct,
@@ -36,24 +42,30 @@ LOWER_BOUNDS: dict[str, Callable[..., Any]] = {
     "paper": bernstein_lower_bound,
     "simultaneous": simultaneous_lower_bound,
 }
+UNKNOWN = "–"
+AVERAGE, GRID_AVERAGE = "ACR", "grid ACR"
 _MOST_COLUMNS = 7  # with the others and short names they fit into 80 characters
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its heading, and its values with their printed forms; only certified ones have a best row."""
+    """A column: its heading, and its values with their printed forms; None where a run does not know the value.
+
+    Only the columns that are `compared` have a best row, and only where every run knows its value.
+    """
 
     heading: str
     values: tuple[float | None, ...]
     cells: tuple[str, ...]
-    certified: bool = False
+    compared: bool = False
 
     @property
     def best(self) -> frozenset[int]:
         """The rows to be marked."""
-        if not self.certified or len(self.values) < 2:
+        known = [value for value in self.values if value is not None]
+        if not self.compared or len(known) < max(2, len(self.values)):
             return frozenset()
-        return best_per_column([[value or 0.0 for value in self.values]])[0]
+        return best_per_column([known])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +78,24 @@ class RunTable:
 
 
 def table_radii(runs: Sequence[Run]) -> tuple[float, ...]:
-    """Radii that suit all runs: their own grid where they have one in common, else even steps up to the largest."""
+    """Radii that suit all runs: what they have in common, continued in even steps up to the largest radius.
+
+    Grid runs have in common the radii that all of them tested, or else each has its own; other runs know every radius.
+    """
     own = {default_radii(run) for run in runs}
     if len(own) == 1:
         return own.pop()[:_MOST_COLUMNS]
     largest = max((float(row.get("radius", 0.0)) for run in runs for row in run.rows), default=0.0)
     steps = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
     step = next((one for one in steps if largest / one < _MOST_COLUMNS), largest / (_MOST_COLUMNS - 1))
-    return tuple(round(number * step, 6) for number in range(int(largest / step) + 1))
+    even = [round(number * step, 6) for number in range(int(largest / step) + 1)]
+    grids = [set(tested) for tested in map(radii_tested, runs) if tested is not None]
+    if not grids:
+        return tuple(even)
+    tested = sorted(set.intersection(*grids) or set.union(*grids))
+    if len(grids) < len(runs):  # the others know what lies beyond
+        tested += [radius for radius in even if radius > tested[-1]]
+    return tuple(tested[:_MOST_COLUMNS])
 
 
 def run_table(
@@ -86,9 +108,10 @@ def run_table(
 ) -> RunTable:
     """Certified accuracy of each run at `radii`, with average radius, abstentions and standard accuracy.
 
-    With `group`, runs that differ in nothing but their seed or inputs share a row: the mean of theirs. With
-    `lower_bound`, a number ρ between 0 and 1, accuracies are lower bounds on the certified accuracy of the whole test
-    set, each true with probability 1 − ρ over the noise; all of a row at once where `bound` is "simultaneous".
+    With `group`, runs of the same network that differ only in the seed of the noise or in the inputs share a row: their
+    mean. With `lower_bound`, a number ρ between 0 and 1, accuracies are lower bounds on the share of the run's inputs
+    that are classified correctly everywhere within the radius, each with probability 1 − ρ over the noise; all of a row
+    at once where `bound` is "simultaneous". They bound nothing about other inputs of the data set.
     """
     _check(runs, lower_bound)
     at = tuple(radii) or table_radii(runs)
@@ -99,9 +122,12 @@ def run_table(
         # A mean of bounds is one when all of them hold: each gets its part of ρ.
         rho = None if lower_bound is None else lower_bound / len(places)
         each = [_measure(runs[place], found[place], at, rho, LOWER_BOUNDS[bound]) for place in places]
-        rows.append(np.mean(each, axis=0))
+        rows.append(np.mean(each, axis=0))  # runs of a group have one procedure: a cell is unknown in all or in none
     notes = [*_notes(runs, lower_bound, bound), *_disputed(runs, found)]
-    return RunTable(tuple(_names(runs, groups)), tuple(_columns(at, np.array(rows))), tuple(notes))
+    columns = _columns(at, np.array(rows), [radii_tested(runs[places[0]]) for places in groups])
+    if any(value is None for column in columns[: len(at)] for value in column.values):
+        notes.append(f"{UNKNOWN}: the run did not test this radius. Only columns without {UNKNOWN} have a best row.")
+    return RunTable(tuple(_names(runs, groups)), tuple(columns), tuple(notes))
 
 
 def _check(runs: Sequence[Run], lower_bound: float | None) -> None:
@@ -123,13 +149,14 @@ def _check(runs: Sequence[Run], lower_bound: float | None) -> None:
 def _measure(
     run: Run, found: Sequence[Claim], at: Sequence[float], rho: float | None, bound: Callable[..., Any]
 ) -> tuple[float, ...]:
-    """The numbers of a row: accuracies, average radius, abstentions, standard accuracy."""
+    """The numbers of a row: accuracies, NaN where unknown, then average radius, abstentions, standard accuracy."""
     correct = are_correct([claim.label for claim in found], [_truth(row) for row in run.rows])
     radius, count = [claim.radius for claim in found], len(found)
     accuracies = np.atleast_1d(certified_accuracy(radius, correct, at)).tolist()
     if rho is not None and run.manifest.values["alpha"] > 0:  # what is deterministic is certified in truth
         certified = [round(share * count) for share in accuracies]
         accuracies = bound(certified, count, alpha=float(run.manifest.values["alpha"]), rho=rho).tolist()
+    accuracies = [share if is_decided(run, at_) else math.nan for share, at_ in zip(accuracies, at, strict=True)]
     abstained = sum(claim.label is None for claim in found) / count
     return (*accuracies, average_certified_radius(radius, correct), abstained, _standard(run))
 
@@ -150,10 +177,12 @@ def _standard(run: Run) -> float:
 
 
 def _groups(runs: Sequence[Run]) -> list[list[int]]:
-    """The places of runs that share a row: of one noise level, recipe and procedure."""
+    """The places of runs that share a row: of the same network, certified in the same way."""
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
-        groups.setdefault(_group(run), []).append(place)
+        # Without a hash of its weights, nothing says that a network is the same: such a run has a row of its own.
+        known = run.manifest.values["model"].get("weights_hash") is not None
+        groups.setdefault(_group(run) if known else str(place), []).append(place)
     return list(groups.values())
 
 
@@ -164,29 +193,48 @@ def _names(runs: Sequence[Run], groups: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _group(run: Run) -> str:
+    """Everything that two runs must have in common to be averaged; seed, inputs and circumstances are left out."""
     values = run.manifest.values
-    model = values["model"]
-    precision = values.get("plan", {}).get("precision")
-    kinds = (values["sigma"], model.get("recipe"), model.get("trained_sigma"), values["data"]["name"], precision)
-    return repr((*kinds, values["alpha"], values["procedure"]))
+    plan, data = values.get("plan", {}), values["data"]
+    way = (values["kind"], plan.get("precision"), plan.get("executed"), values.get("known_labels"), values.get("noise"))
+    settings = (values["sigma"], values["alpha"], values["procedure"])
+    return repr((values["model"], data["name"], data.get("fingerprint"), way, settings))
 
 
-def _columns(at: Sequence[float], values: npt.NDArray[np.float64]) -> list[Column]:
+def _columns(
+    at: Sequence[float], values: npt.NDArray[np.float64], tested: Sequence[tuple[float, ...] | None]
+) -> list[Column]:
     columns = [
-        Column(str(radius).removesuffix(".0"), tuple(values[:, place]), _floored(values[:, place]), certified=True)
+        _column(exact_decimal(radius), values[:, place], floor_percent, compared=True)
         for place, radius in enumerate(at)
     ]
     acr, abstained, standard = values[:, len(at) :].T
     return [
         *columns,
-        Column("ACR", tuple(acr), tuple(floor_decimal(one, 3) for one in acr), certified=True),
-        Column("abst.", tuple(abstained), tuple(ceil_percent(one) for one in abstained)),
-        Column("std.", tuple(standard), _floored(standard)),
+        *_averages(acr, tested),
+        _column("abst.", abstained, ceil_percent),
+        _column("std.", standard, floor_percent),
     ]
 
 
-def _floored(shares: npt.NDArray[np.float64]) -> tuple[str, ...]:
-    return tuple(floor_percent(float(share)) for share in shares)
+def _averages(acr: npt.NDArray[np.float64], tested: Sequence[tuple[float, ...] | None]) -> Iterator[Column]:
+    """The average radii, in two columns: that of a grid run counts tested radii only, and has another meaning."""
+    on_grid = np.array([grid is not None for grid in tested])
+    if not on_grid.all():
+        yield _column(AVERAGE, np.where(on_grid, math.nan, acr), _average_text, compared=True)
+    if on_grid.any():
+        yield _column(GRID_AVERAGE, np.where(on_grid, acr, math.nan), _average_text, compared=len(set(tested)) == 1)
+
+
+def _average_text(radius: float) -> str:
+    return floor_decimal(radius, 3)
+
+
+def _column(
+    heading: str, values: npt.NDArray[np.float64], text: Callable[[float], str], *, compared: bool = False
+) -> Column:
+    known = [None if math.isnan(value) else value for value in values.tolist()]
+    return Column(heading, tuple(known), tuple(UNKNOWN if one is None else text(one) for one in known), compared)
 
 
 def _notes(runs: Sequence[Run], rho: float | None, bound: str) -> tuple[str, ...]:
@@ -194,12 +242,19 @@ def _notes(runs: Sequence[Run], rho: float | None, bound: str) -> tuple[str, ...
     notes = [
         f"Certified accuracy in % by L2 radius, rounded down; each certificate is false with probability at most α = "
         f"{', '.join(f'{alpha:g}' for alpha in alphas)}. ACR: average certified radius; abst.: abstained; std.: "
-        "the most frequent answer is right, which is not certified."
+        "the most frequent answer is right, which is not certified.",
+        *_selections(runs),
     ]
+    if any(radii_tested(run) is not None for run in runs):
+        notes.append(
+            f"{GRID_AVERAGE}: average of the largest tested radius that holds, a lower bound on the average certified "
+            "radius. It depends on the radii tested and is not comparable with ACR."
+        )
     if rho is not None:
         notes.append(
-            f"Accuracies are lower bounds ({bound}) on the share that is certified in truth, with probability "
-            f"{1 - rho:g} over the noise for {'all of a row at once' if bound == 'simultaneous' else 'each'}."
+            f"Accuracies are lower bounds ({bound}) on the share of these inputs that are classified correctly "
+            f"everywhere within the radius, with probability {1 - rho:g} over the noise for "
+            f"{'all of a row at once' if bound == 'simultaneous' else 'each'}. They say nothing about other inputs."
         )
     if any(run.manifest.kind == "bound" for run in runs):
         notes.append(
@@ -213,6 +268,14 @@ def _notes(runs: Sequence[Run], rho: float | None, bound: str) -> tuple[str, ...
         if run.errors:
             notes.append(f"{len(run.errors):,} inputs of {run.path} failed; they count as not certified.")
     return tuple(notes)
+
+
+def _selections(runs: Sequence[Run]) -> list[str]:
+    """Which inputs the shares are about: once for all runs, or run by run."""
+    words = [f"{run.manifest.values['data']['name']}, {inputs_in_words(run)}" for run in runs]
+    if len(set(words)) == 1:
+        return [f"Inputs: {words[0]}."]
+    return [f"Inputs of {run.path}: {text}." for run, text in zip(runs, words, strict=True)]
 
 
 def _disputed(runs: Sequence[Run], found: Sequence[Sequence[Claim]]) -> Iterator[str]:
@@ -249,7 +312,13 @@ def as_markdown(table: RunTable) -> str:
     return "\n".join([*lines, "", *table.notes]) + "\n"
 
 
-_LATEX = {"\\": r"\textbackslash{}", "σ": r"$\sigma$", "α": r"$\alpha$", **{c: f"\\{c}" for c in "&%$#_{}"}}
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "σ": r"$\sigma$",
+    "α": r"$\alpha$",
+    UNKNOWN: "--",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+}
 
 
 def _latex(text: str) -> str:
@@ -258,23 +327,28 @@ def _latex(text: str) -> str:
 
 def as_latex(table: RunTable) -> str:
     """A tabular for LaTeX with the package booktabs, the best of each column in bold, notes as comments."""
-    headings = [f"$r = {c.heading}$" if c.certified and c.heading != "ACR" else c.heading for c in table.columns]
+    headings = [f"$r = {c.heading}$" if _is_radius(c.heading) else c.heading for c in table.columns]
     lines = [f"% {note}" for note in table.notes]
     lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule", f" & {' & '.join(headings)} \\\\"]
     lines.append(r"\midrule")
     for row, name in enumerate(table.names):
-        cells = [f"\\textbf{{{c.cells[row]}}}" if row in c.best else c.cells[row] for c in table.columns]
+        cells = [f"\\textbf{{{c.cells[row]}}}" if row in c.best else _latex(c.cells[row]) for c in table.columns]
         lines.append(f"{_latex(name)} & {' & '.join(cells)} \\\\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
+def _is_radius(heading: str) -> bool:
+    return heading[0].isdigit()
+
+
 def as_csv(table: RunTable) -> str:
-    """Comma-separated values, printed as in the other forms."""
+    """Comma-separated values with all digits: accuracies as fractions, nothing where a run does not know the value."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["run", *(column.heading for column in table.columns)])
     for row, name in enumerate(table.names):
-        writer.writerow([name, *(column.cells[row] for column in table.columns)])
+        values = [column.values[row] for column in table.columns]
+        writer.writerow([name, *("" if value is None else repr(float(value)) for value in values)])
     return file.getvalue()
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from smoothcert.errors import InputError
-from smoothcert.records import floor_decimal
+from smoothcert.records import exact_decimal, floor_decimal
 from smoothcert.stats.accuracy import average_certified_radius, ceil_percent, certified_accuracy, floor_percent
 
 
@@ -58,7 +58,7 @@ def accuracy_table(
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)  # ten columns fit into 80 characters
     table.add_column("radius", no_wrap=True)
     for radius in at:
-        table.add_column(f"{radius:g} ", justify="right", no_wrap=True)
+        table.add_column(f"{exact_decimal(radius)} ", justify="right", no_wrap=True)
     table.add_column("ACR ", justify="right", no_wrap=True)
     columns = [*zip(*(row.accuracies for row in rows), strict=True), [row.average_radius for row in rows]]
     best = best_per_column(columns)

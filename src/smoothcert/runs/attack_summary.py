@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from smoothcert.errors import ConfigError
 from smoothcert.runs.directory import Run
 from smoothcert.runs.journal import Row
 from smoothcert.stats.bounds import clopper_pearson_lower, clopper_pearson_upper
+
+_STEPS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,23 @@ def perturbation_norms(run: Run, attack: str | None = None) -> npt.NDArray[np.fl
         check_choice("attack", attack, run.manifest.values["attacks"])
     rows = [row.get("norm") if attack is None else row.get("norms", {}).get(attack) for row in run.rows]
     return np.array([np.inf if norm is None else norm for norm in rows], np.float64)
+
+
+def robust_at_most(norms: npt.NDArray[np.float64], radius: float) -> float:
+    """An upper bound on robust accuracy: the share of inputs without a perturbation of at most `radius`."""
+    return float(np.mean(norms > radius))
+
+
+def table_radii(norms: npt.NDArray[np.float64]) -> list[float]:
+    """Seven steps of two digits from 0 up to the largest perturbation or just beyond, printed without rounding.
+
+    >>> table_radii(np.array([0.1, 1.0, np.inf]))
+    [0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.05]
+    """
+    largest = float(norms[np.isfinite(norms)].max(initial=0.0)) or 1.0
+    digits = 1 - math.floor(math.log10(largest / _STEPS))
+    step = math.ceil(largest / _STEPS * 10.0**digits)  # in units of the last digit
+    return [round(number * step * 10.0**-digits, digits) for number in range(_STEPS + 1)]
 
 
 def summarize_attack(run: Run) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from smoothcert.checks import check_alpha, check_choice, check_count, check_sigm
 from smoothcert.data.names import printable
 from smoothcert.errors import ConfigError, InputError, MissingExtraError, OutputError
 from smoothcert.files import check_writable, replacing
-from smoothcert.records import floor_decimal
+from smoothcert.records import exact_decimal, radius_text
 from smoothcert.runs.directory import ROWS, TIMES, Run, Writer
 from smoothcert.runs.journal import Row, as_bytes, write_once
 from smoothcert.runs.manifest import FILE, FORMAT, Manifest
@@ -30,7 +30,6 @@ Times = dict[int, float]
 _CERTIFY = ("idx", "label", "predict", "radius", "correct", "time")
 _PREDICT = ("idx", "label", "predict", "correct", "time")
 _ABSTAINED = _UNLABELLED = -1
-_DIGITS = 9  # the paper's logs go down to 7.11e-05
 _LONGEST = 1e9  # seconds; what is beyond is no time an input took
 _PRINTED = 1.005  # the paper's logs have three digits, rounded to nearest
 
@@ -41,8 +40,8 @@ _PRINTED = 1.005  # the paper's logs have three digits, rounded to nearest
 def export_run(run: Run, path: Path, format: Format) -> tuple[str, ...]:  # noqa: A002 - as the flag is called
     """Write the rows of `run` into a new file, and return notices of what the file cannot say.
 
-    tsv is the form of the paper's logs, where an input that failed counts as an abstention. Radii in text are rounded
-    down; Parquet has them as they are.
+    tsv is the form of the paper's logs, where an input that failed counts as an abstention. Radii have all their digits
+    in every format, so that reading them back gives the same numbers.
     """
     writer = _WRITERS[check_choice("format", format, _WRITERS)]
     if run.attacks:
@@ -102,16 +101,6 @@ def _notices(run: Run, name: Format) -> Iterator[str]:
         yield f"{len(run.errors):,} of {len(run.rows):,} inputs failed; the log has them as abstentions"
 
 
-def _floored(radius: float) -> str:
-    """A radius in decimals, at most the one that is stored, without needless zeros and without exponent.
-
-    >>> _floored(0.5), _floored(0.29), _floored(1.69e-08), _floored(9e-10)
-    ('0.5', '0.29', '0.000000016', '0.0')
-    """
-    whole, _, decimals = floor_decimal(radius, _DIGITS).partition(".")
-    return f"{whole}.{decimals.rstrip('0') or '0'}"
-
-
 def _write_tsv(run: Run, times: Times, path: Path) -> None:
     columns = _PREDICT if run.predicts else _CERTIFY
     with path.open("w", encoding="ascii", newline="") as file:
@@ -128,7 +117,7 @@ def _log_cells(row: Row, times: Times) -> dict[str, str]:
         "idx": str(row["index"]),
         "label": str(_UNLABELLED if truth is None else truth),
         "predict": str(_ABSTAINED if label is None else label),
-        "radius": "0.0" if label is None else _floored(row.get("radius", 0.0)),
+        "radius": "0.0" if label is None else repr(float(row.get("radius", 0.0))),
         "correct": str(int(label is not None and label == truth)),
         "time": str(timedelta(seconds=times.get(row["index"], 0.0))),
     }
@@ -141,7 +130,7 @@ def _columns(run: Run, times: Times) -> dict[str, list[Any]]:
 
 def _write_csv(run: Run, times: Times, path: Path) -> None:
     columns = _columns(run, times)
-    columns["radius"] = [_floored(radius) for radius in columns["radius"]]
+    columns["radius"] = [repr(radius) for radius in columns["radius"]]
     columns["correct"] = [int(correct) for correct in columns["correct"]]
     columns["error"] = [None if error is None else _harmless(error) for error in columns["error"]]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -257,9 +246,9 @@ def _check_reach(path: Path, log: Log, n: int, alpha: float, sigma: float) -> No
     for number, row in enumerate(log.rows, start=2):
         if row["radius"] > most * _PRINTED:
             raise ConfigError(
-                f"{_place(path, number)} has the radius {row['radius']:g}, but with sigma = {sigma:g} and alpha = "
-                f"{alpha:g}, {n:,} draws certify at most {floor_decimal(most, 4)}. Give the `sigma`, `alpha` and `n` "
-                "that the log was made with."
+                f"{_place(path, number)} has the radius {exact_decimal(row['radius'])}, but with sigma = {sigma:g} and "
+                f"alpha = {alpha:g}, {n:,} draws certify at most {radius_text(most)}. Give the `sigma`, `alpha` and "
+                "`n` that the log was made with."
             )
 
 

@@ -9,23 +9,28 @@ from typing import Any
 import numpy as np
 
 from smoothcert.runs.directory import Run
+from smoothcert.runs.scope import inputs_in_words, is_decided, radii_tested
 from smoothcert.stats.accuracy import average_certified_radius, certified_accuracy
 
 _STEPS = 8
 
 
 def default_radii(run: Run) -> tuple[float, ...]:
-    """The radii of a run's own grid, or steps of half its noise level up to the largest radius."""
-    own = run.manifest.values["procedure"].get("radii")
-    if own:
-        return tuple(own)
+    """The radii that a run tested, or steps of half its noise level up to the largest radius."""
+    tested = radii_tested(run)
+    if tested is not None:
+        return tested
     largest = max((float(row.get("radius", 0.0)) for row in run.rows), default=0.0)
     step = run.sigma / 2 or 10.0 ** math.floor(math.log10(largest or 1.0))
     return tuple(round(k * step, 6) for k in range(min(_STEPS, int(largest / step) + 1)))
 
 
 def summarize(run: Run, radii: Sequence[float]) -> dict[str, Any]:
-    """Counts, draws and, of a run that certifies, certified accuracy at `radii`; shares are of all rows."""
+    """Counts, draws and, for a run that certifies, certified accuracy at `radii`; shares are of all rows.
+
+    A grid run knows nothing about radii that it did not test: their certified accuracy is None. Its average radius is
+    that of the largest tested radius per input, a lower bound; `tested_radii` says so.
+    """
     table = run.table()
     rows = len(run.rows)
     labelled = any(truth is not None for truth in table["true"])
@@ -36,6 +41,7 @@ def summarize(run: Run, radii: Sequence[float]) -> dict[str, Any]:
         "kind": run.manifest.kind,
         "inputs": len(run.manifest.indices),
         "rows": rows,
+        "selection": inputs_in_words(run),
         "errors": errors,
         "abstained": abstained,
         "correct": sum(table["correct"]) if labelled else None,
@@ -47,6 +53,10 @@ def summarize(run: Run, radii: Sequence[float]) -> dict[str, Any]:
         # Without labels, every claim counts: the share of inputs that are certified at all.
         counted = np.array(table["correct"]) if labelled else np.array([label is not None for label in table["label"]])
         summary["radii"] = list(radii)
-        summary["certified"] = np.atleast_1d(certified_accuracy(table["radius"], counted, radii)).tolist()
+        shares = np.atleast_1d(certified_accuracy(table["radius"], counted, radii)).tolist()
+        summary["certified"] = [
+            share if is_decided(run, radius) else None for radius, share in zip(radii, shares, strict=True)
+        ]
+        summary["tested_radii"] = radii_tested(run)
         summary["average_radius"] = average_certified_radius(table["radius"], counted)
     return summary

@@ -18,10 +18,11 @@ from scipy.special import bdtr, ndtri
 
 from smoothcert.errors import ConfigError, InputError, SmoothcertError
 from smoothcert.noise import NOISES
-from smoothcert.records import Bounds, Certificate, Prediction, Votes
+from smoothcert.records import Bounds, Certificate, Prediction, Votes, exact_decimal
 from smoothcert.runs.directory import Run, open_run
 from smoothcert.runs.journal import Row
 from smoothcert.runs.rows import row_result
+from smoothcert.runs.scope import inputs_in_words
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN, Predict, Running, SequentialPredict, question
@@ -52,6 +53,8 @@ class Verification:
     path: Path
     kind: str = ""
     rows: int = 0
+    inputs: str = ""
+    """Which inputs of the data the rows are about."""
     recomputed: int = 0
     drawn_again: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -71,7 +74,7 @@ def verify_run(path: Path, on_row: Callable[[int, int], None] = lambda _done, _t
     except SmoothcertError as error:
         found.problems.append(Problem(0, str(error)))
         return found
-    found.kind, found.rows = run.manifest.kind, len(run.rows)
+    found.kind, found.rows, found.inputs = run.manifest.kind, len(run.rows), inputs_in_words(run)
     found.problems += _whole_run(run)
     for line, row in enumerate(run.rows, start=1):
         problems = list(_row_problems(row, run.manifest.values))
@@ -92,6 +95,9 @@ def _whole_run(run: Run) -> Iterator[Problem]:
         yield Problem(0, f"the run is not complete: {missing:,} of {len(indices):,} rows are missing")
     if len(set(indices)) != len(indices):
         yield Problem(0, "an input is listed twice in the manifest")
+    total = values.get("data", {}).get("inputs")
+    if total is not None and max(indices, default=0) >= total:
+        yield Problem(0, f"the manifest lists input {max(indices)}, but the data has {total:,} inputs")
     for name in ("alpha", "sigma"):
         own = values["procedure"].get(name)
         if own is not None and own != values[name]:
@@ -155,7 +161,7 @@ def _attempt_problems(row: Row, values: Mapping[str, Any]) -> Iterator[str]:
         yield "its attempts are not those of the run"
         return
     for one in attempts:
-        name = f"attack {one['attack']} within {one['factor']:g} R"
+        name = f"attack {one['attack']} within {exact_decimal(one['factor'])} R"
         if not _is_number(one.get("norm")) or not 0 <= one["norm"] < one["factor"] * radius:
             yield f"{name}: the perturbation's norm is {one.get('norm')!r}"
         judged = {**one, "index": row["index"], "true": row["true"]}
@@ -340,4 +346,4 @@ def _unchecked(run: Run) -> Iterator[str]:
     values = run.manifest.values["procedure"].get("dimension")
     if values is not None:
         yield f"that answers depend on no more than {values:,} values, on which radii rest: --again looks at the model"
-    yield "that the true classes are right, and that nobody chose among several runs"
+    yield "that the true classes are right, and that nobody chose among several runs, or inputs, by their results"

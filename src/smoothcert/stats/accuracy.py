@@ -56,14 +56,21 @@ def certified_accuracy(
 
 
 def accuracy_curve(
-    radii: npt.ArrayLike, correct: npt.ArrayLike
+    radii: npt.ArrayLike, correct: npt.ArrayLike, tested: Sequence[float] | None = None
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """The corners (radius, accuracy) of the certified-accuracy curve, from radius 0 on.
 
     The accuracy of a corner holds from the corner before it, exclusive, up to its own radius, inclusive. Infinite
-    radii, of inputs on which an attack found nothing, keep the curve above 0.
+    radii, of inputs on which an attack found nothing, keep the curve above 0. Where only the radii in `tested` were
+    decided, these are the corners: in between, the accuracy is at least that of the next one, and the curve ends at
+    the last one, beyond which nothing is known.
     """
     radius, right = _claims(radii, correct)
+    if tested is not None:
+        corners = np.array(tested, np.float64)
+        at = corners if corners[0] == 0 else np.concatenate([[0.0], corners])
+        accuracy = np.asarray(certified_accuracy(radius, right, corners))
+        return at, accuracy if len(at) == len(corners) else np.concatenate([accuracy[:1], accuracy])
     corners = np.unique(radius[right & (radius > 0) & np.isfinite(radius)])
     last = corners[-1] if corners.size else 0.0
     at = np.concatenate([[0.0], corners, [last]])
@@ -91,7 +98,7 @@ def _scaled(fraction: float, digits: int) -> float:
 
 
 def floor_percent(fraction: float, digits: int = 1) -> str:
-    """Print a fraction of inputs in percent, rounded down: a printed claim never exceeds the computed one.
+    """Print an accuracy in percent, rounded down: a printed claim never exceeds the computed one.
 
     >>> floor_percent(0.29), floor_percent(2 / 3)
     ('29.0', '66.6')

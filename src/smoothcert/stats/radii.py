@@ -18,6 +18,8 @@ from smoothcert.checks import MAX_DRAWS, check_alpha, check_count, check_sigma
 from smoothcert.errors import ConfigError
 from smoothcert.stats.bounds import Floats, clopper_pearson_upper
 
+_Array = npt.NDArray[np.float64]
+
 
 def _probabilities(q_a: npt.ArrayLike, p_b: npt.ArrayLike | None) -> tuple[npt.NDArray[np.float64], ...]:
     q = np.asarray(q_a, np.float64)
@@ -77,39 +79,81 @@ def margin_radius(q_a_upper: float, p_b_upper: float | None = None, *, sigma: fl
     return low
 
 
-def _supremum(bound: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]], low: float, high: float) -> float:
-    """The largest value of `bound` on a grid over [low, high] that closes in on its best point.
+def _supremum(bound: Callable[[_Array], _Array], low: _Array, high: _Array) -> _Array:
+    """The largest value of `bound` per element, on a grid over [low, high] that closes in on the best point.
 
-    Every value of the tuning parameter gives a true radius, so stopping early is safe.
+    `bound` maps tuning parameters [..., 129] to radii of the same shape. Every value of the tuning parameter gives a
+    true radius, so stopping early is safe.
     """
-    best = 0.0
+    best = np.zeros(low.shape)
     for _ in range(12):
-        at = np.linspace(low, high, 129)
+        at = np.linspace(low, high, 129, axis=-1)
         values = np.nan_to_num(bound(at), nan=0.0, posinf=0.0, neginf=0.0)
-        top = int(values.argmax())
-        best = max(best, float(values[top]))
-        low, high = float(at[max(top - 2, 0)]), float(at[min(top + 2, 128)])
-    return best * (1 - 1e-12)
+        top = values.argmax(axis=-1)[..., None]
+        best = np.maximum(best, np.take_along_axis(values, top, axis=-1)[..., 0])
+        low = np.take_along_axis(at, np.maximum(top - 2, 0), axis=-1)[..., 0]
+        high = np.take_along_axis(at, np.minimum(top + 2, 128), axis=-1)[..., 0]
+    return np.asarray(best * (1 - 1e-12))
 
 
-def lecuyer_radius(q_a_upper: float, p_b_upper: float | None = None, *, sigma: float) -> float:
+def _earlier_radius(
+    bound: Callable[[_Array, _Array, _Array], _Array],
+    span: Callable[[_Array], tuple[_Array, _Array]],
+    q_a_upper: npt.ArrayLike,
+    p_b_upper: npt.ArrayLike | None,
+    sigma: float,
+) -> Floats:
+    """The supremum of an earlier theorem's `bound` over its tuning parameter, 0 where class A need not lead.
+
+    `span` gives the range of the parameter from ½ ln(p_A/p_B). Theorem 1 is at least as large in exact arithmetic
+    (Cohen et al. 2019, Theorem 2); the minimum keeps that so in floating point, at ties.
+    """
+    most = np.asarray(cohen_radius(q_a_upper, p_b_upper, sigma=sigma))
+    q, p = np.broadcast_arrays(*_probabilities(q_a_upper, p_b_upper))
+    leads = most > 0
+    q, p = np.where(leads, q, 0.25), np.where(leads, p, 0.25)
+    low, high = span(_half_log_ratio(_lower_p_a(q), p))
+    found = sigma * _supremum(lambda at: bound(at, q[..., None], p[..., None]), low, high)
+    claimed = np.where(leads, np.minimum(found, most), 0.0)
+    return claimed if claimed.ndim else float(claimed)
+
+
+def _lower_p_a(q: _Array) -> _Array:
+    """1 − q, rounded down: at a tie the rounding of the difference is as large as the lead itself."""
+    return np.nextafter(1 - q, 0.0)
+
+
+def _half_log_ratio(p_a: _Array, p_b: _Array) -> _Array:
+    """½ ln(p_A/p_B), or 0 if A does not lead; precise near a tie, where p_A − p_B is exact."""
+    near = p_a < 2 * p_b
+    with np.errstate(over="ignore", divide="ignore"):
+        far_apart = np.log(p_a) - np.log(p_b)
+    logs = np.where(near, np.log1p(np.where(near, p_a - p_b, 0.0) / p_b), far_apart)
+    return np.asarray(np.maximum(logs, 0.0) / 2)
+
+
+def lecuyer_at(beta: npt.ArrayLike, q_a_upper: npt.ArrayLike, p_b_upper: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The radius of Lecuyer et al. 2019 at σ = 1 for one β; 0 where this β is not allowed.
+
+    β / sqrt(2 ln(1.25(1 + e^β) / (p_A − e^{2β} p_B))) for 0 < β ≤ min(1, ½ ln(p_A/p_B)). Arrays broadcast.
+    """
+    b, p_b = np.asarray(beta, np.float64), np.asarray(p_b_upper, np.float64)
+    gap = _lower_p_a(np.asarray(q_a_upper, np.float64)) - np.exp(2 * b) * p_b
+    allowed = (b > 0) & (b <= 1) & (gap > 0)
+    ratio = 1.25 * (1 + np.exp(b)) / np.where(allowed, gap, 1.0)
+    return np.where(allowed, b / np.sqrt(2 * np.log(ratio)), 0.0)
+
+
+def lecuyer_radius(q_a_upper: npt.ArrayLike, p_b_upper: npt.ArrayLike | None = None, *, sigma: float) -> Floats:
     """The radius of Lecuyer et al. 2019 by differential privacy, as derived in Cohen et al. 2019, Appendix I.
 
-    sup over 0 < β ≤ min(1, ½ ln(p_A/p_B)) of σβ / sqrt(2 ln(1.25(1 + e^β) / (p_A − e^{2β} p_B))). For
-    comparison: Theorem 1 is always larger.
+    σ times the supremum of `lecuyer_at` over β. For comparison: Theorem 1 is always larger. Arrays broadcast.
     """
-    sigma = check_sigma(sigma)
-    q, p_b = (float(v) for v in _probabilities(q_a_upper, p_b_upper))
-    p_a = 1 - q
-    if not p_a > p_b:
-        return 0.0
 
-    def bound(beta: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        gap = p_a - np.exp(2 * beta) * p_b
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(gap > 0, sigma * beta / np.sqrt(2 * np.log(1.25 * (1 + np.exp(beta)) / gap)), 0.0)
+    def span(half: _Array) -> tuple[_Array, _Array]:
+        return np.zeros(half.shape), np.minimum(1.0, half)
 
-    return _supremum(bound, 0.0, min(1.0, 0.5 * math.log(p_a / p_b)))
+    return _earlier_radius(lecuyer_at, span, q_a_upper, p_b_upper, sigma)
 
 
 def _log_cosh(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -118,33 +162,39 @@ def _log_cosh(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(x < 1, small, x + np.log1p(np.exp(-2 * x)) - math.log(2))
 
 
-def li_radius(q_a_upper: float, p_b_upper: float | None = None, *, sigma: float) -> float:
-    """The radius of Li et al. 2019 by Rényi divergence.
+def li_at(order: npt.ArrayLike, q_a_upper: npt.ArrayLike, p_b_upper: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The radius of Li et al. 2019 at σ = 1 by the Rényi divergence of one order a > 0. Arrays broadcast.
 
-    sup over a > 0 of σ·sqrt(−(2/a)·ln(1 − p_A − p_B + 2M)), where M is the power mean of p_A and p_B of
-    order 1 − a: M = (½(p_A^{1−a} + p_B^{1−a}))^{1/(1−a)}. Cohen et al. 2019, Appendix I, print the outer
-    exponent as 1 − a. Minimising D_a(Q‖P) over all Q in which A no longer leads puts q_A = q_B ∝ M and
-    leaves the other classes in proportion, which gives −ln(1 − p_A − p_B + 2M) with exponent 1/(1−a); that
-    form is used here. For comparison: Theorem 1 is always larger.
+    sqrt(−(2/a)·ln(1 − p_A − p_B + 2M)), where M is the power mean of p_A and p_B of order 1 − a:
+    M = (½(p_A^{1−a} + p_B^{1−a}))^{1/(1−a)}. Cohen et al. 2019, Appendix I, print the outer exponent as 1 − a.
+    Minimising D_a(Q‖P) over all Q in which A no longer leads puts q_A = q_B ∝ M and leaves the other classes in
+    proportion, which gives −ln(1 − p_A − p_B + 2M) with exponent 1/(1−a); that form is used here.
     """
-    sigma = check_sigma(sigma)
-    q, p_b = (float(v) for v in _probabilities(q_a_upper, p_b_upper))
-    p_a = 1 - q
-    if not p_a > p_b:
-        return 0.0
+    a, p_b = np.asarray(order, np.float64), np.asarray(p_b_upper, np.float64)
+    p_a = _lower_p_a(np.asarray(q_a_upper, np.float64))
+    half = _half_log_ratio(p_a, p_b)
+    power = np.where(np.abs(1 - a) < 1e-9, 1e-9, 1 - a)
+    # With g = sqrt(p_A·p_B): p_A + p_B = 2g·cosh(half) and M = g·cosh(power·half)^(1/power). Taking both from
+    # their excess over g keeps the digits of the difference near a tie.
+    with np.errstate(over="ignore", invalid="ignore"):
+        excess = 2 * np.sinh(half / 2) ** 2 - np.expm1(_log_cosh(power * half) / power)
+        squared = -2 / a * np.log1p(-2 * np.sqrt(p_a) * np.sqrt(p_b) * excess)
+    return np.sqrt(np.where(squared > 0, squared, 0.0))
 
-    half = 0.5 * math.log(p_a / p_b)
 
-    def bound(log_order: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        a = np.exp(log_order)
-        power = np.where(np.abs(1 - a) < 1e-9, 1e-9, 1 - a)
-        # With g = sqrt(p_A·p_B): p_A + p_B = 2g·cosh(half) and M = g·cosh(power·half)^(1/power). Taking both from
-        # their excess over g keeps the digits of the difference near a tie.
-        excess = 2 * math.sinh(half / 2) ** 2 - np.expm1(_log_cosh(power * half) / power)
-        with np.errstate(invalid="ignore"):
-            return sigma * np.sqrt(-2 / a * np.log1p(-2 * math.sqrt(p_a) * math.sqrt(p_b) * excess))
+def li_radius(q_a_upper: npt.ArrayLike, p_b_upper: npt.ArrayLike | None = None, *, sigma: float) -> Floats:
+    """The radius of Li et al. 2019 by Rényi divergence: σ times the supremum of `li_at` over the order.
 
-    return _supremum(bound, math.log(1e-4), math.log(1e4))
+    For comparison: Theorem 1 is always larger. Arrays broadcast.
+    """
+
+    def span(half: _Array) -> tuple[_Array, _Array]:
+        return np.full(half.shape, math.log(1e-4)), np.full(half.shape, math.log(1e4))
+
+    def bound(log_order: _Array, q: _Array, p_b: _Array) -> _Array:
+        return li_at(np.exp(log_order), q, p_b)
+
+    return _earlier_radius(bound, span, q_a_upper, p_b_upper, sigma)
 
 
 def max_radius(n: int, alpha: float, sigma: float) -> float:
@@ -173,7 +223,7 @@ def draws_for(radius: float, sigma: float, alpha: float) -> int:
         raise ConfigError(f"Expected `radius` to be a finite number >= 0, got {radius!r}.")
     wanted = math.log(alpha) / math.log1p(-float(ndtr(-radius / sigma))) if ndtr(-radius / sigma) > 0 else math.inf
     if not wanted < MAX_DRAWS / 2:
-        raise ConfigError(f"No number of draws up to 2^53 certifies radius {radius:g} at sigma {sigma:g}.")
+        raise ConfigError(f"No number of draws up to 2^53 certifies radius {radius!r} at sigma {sigma:g}.")
     low, high = 0, max(1, math.ceil(wanted))
     while max_radius(high, alpha, sigma) < radius or max_radius(high, alpha, sigma) == 0:
         low, high = high, high * 2

@@ -1,4 +1,4 @@
-"""A whole test set: lower bounds on its true certified accuracy, from how many of its inputs were certified.
+"""Lower bounds on the true certified accuracy of the inputs that a run certified, here called the test set.
 
 Each certificate may be false with probability α, so the share Y/m of m inputs that are classified correctly and
 certified at a radius is only approximately the share for which that is true. Fix the smoothed classifier, the radius
@@ -8,7 +8,7 @@ independent. Then the number of bad inputs among the certified is stochastically
 sum of independent indicators with probabilities of at most α.
 
 All bounds here hold with probability at least 1 − ρ over the noise and are rounded down. Nothing is said about inputs
-that are not in the test set.
+that are not in the test set, such as those between every 20th.
 """
 
 from __future__ import annotations

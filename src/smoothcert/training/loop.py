@@ -19,6 +19,7 @@ from smoothcert.checks import check_count
 from smoothcert.data.dataset import Dataset
 from smoothcert.errors import ModelError
 from smoothcert.sampling import pick_device
+from smoothcert.stats.accuracy import floor_percent
 from smoothcert.training.batches import Batches, generator_for
 from smoothcert.training.engine import Engine
 from smoothcert.training.recipes import Draws, parse_recipe
@@ -98,8 +99,9 @@ class Trainer:
         """Forget the loss and accuracy of the epoch before; ModelError if the network forgot all it knew in it."""
         now, blind = self.progress, self.batches.commonest
         if now.accuracy <= _BLIND * blind and now.best_accuracy > min(2 * blind, (1 + blind) / 2):
+            before, after = floor_percent(now.best_accuracy), floor_percent(now.accuracy)
             raise ModelError(
-                f"Training collapsed: accuracy under noise fell from {now.best_accuracy:.1%} to {now.accuracy:.1%} in "
+                f"Training collapsed: accuracy under noise fell from {before}% to {after}% in "
                 f"epoch {self.epoch:.0f}, that of one answer to everything. Lower the learning rate, now "
                 f"{self.settings.learning_rate:g}, or the weight in the recipe {self.settings.recipe}."
             )

@@ -1,4 +1,4 @@
-"""Certified accuracy against radius: of several runs, of other training noise, with a bound for the whole test set."""
+"""Certified accuracy against radius: of several runs, of other training noise, with lower bounds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from smoothcert.report.figures.canvas import (
     DASHED,
     DOTTED,
     PALETTE,
+    dots,
     draw_accuracy,
     finish_accuracy,
     line_style,
@@ -21,6 +22,7 @@ from smoothcert.report.figures.canvas import (
 )
 from smoothcert.report.figures.evidence import check_norms, claims_of, names_of, shared_ylabel
 from smoothcert.runs.directory import Run
+from smoothcert.runs.scope import inputs_in_words
 from smoothcert.stats.accuracy import accuracy_curve
 from smoothcert.stats.test_set import bernstein_lower_bound, simultaneous_lower_bound
 
@@ -64,12 +66,16 @@ def accuracy_of_runs(
     undefended: npt.ArrayLike | None = None,
     limit: float | None = None,
 ) -> Figure:
-    """Certified accuracy against radius, one curve per run; dashed what an attack leaves of an undefended network."""
+    """Certified accuracy against radius, one curve per run; dashed what an attack leaves of an undefended network.
+
+    The curve of a grid run has a dot at each tested radius and ends at the last. Between two dots it is drawn at the
+    height of the right one, which the accuracy is never below.
+    """
     claims = [claims_of(run) for run in runs]
     with style():
         figure, axes = new_axes()
         for i, (claim, name) in enumerate(zip(claims, names_of(runs, names), strict=True)):
-            draw_accuracy(axes, claim.radii, claim.counted, name, **line_style(i))
+            draw_accuracy(axes, claim.radii, claim.counted, name, tested=claim.tested, **line_style(i))
         if undefended is not None:
             _draw_undefended(axes, undefended)
         finish_accuracy(axes, shared_ylabel(claims), limit=limit)
@@ -92,8 +98,9 @@ def training_noise(
         figure, axes = new_axes()
         for i, place in enumerate(np.argsort(levels, kind="stable")):
             width = 2.4 if levels[place] == sigmas[0] else 1.4  # the one that was trained for this noise stands out
-            name = f"trained at σ = {levels[place]:g}"
-            draw_accuracy(axes, claims[place].radii, claims[place].counted, name, linewidth=width, **line_style(i))
+            name, claim = f"trained at σ = {levels[place]:g}", claims[place]
+            look = {"linewidth": width, **line_style(i)}
+            draw_accuracy(axes, claim.radii, claim.counted, name, tested=claim.tested, **look)
         finish_accuracy(axes, shared_ylabel(claims), limit=limit)
         axes.set_title(f"smoothed at σ = {sigmas[0]:g}")
     return figure
@@ -110,16 +117,17 @@ def _trained_levels(runs: Sequence[Run], trained: Sequence[float] | None) -> lis
 
 
 def lower_bound(runs: Sequence[Run], *, rho: float = 0.001, limit: float | None = None) -> Figure:
-    """Approximate certified accuracy, and what it is at least with probability 1 − ρ.
+    """Approximate certified accuracy, and what it is at least with probability 1 − ρ, on the inputs certified.
 
     Cohen et al. 2019, Appendices D and H.2. The first bound holds at all radii at once, the paper's at each by itself.
+    Neither says anything about inputs that the run did not certify.
     """
     (run,) = runs
     claims = claims_of(run)
     alpha, inputs = float(run.manifest.values["alpha"]), len(claims.radii)
     if alpha == 0:
         raise ConfigError(f"{run.path} is deterministic: its certified accuracy is no estimate and needs no bound.")
-    at, accuracy = accuracy_curve(claims.radii, claims.counted)
+    at, accuracy = accuracy_curve(claims.radii, claims.counted, claims.tested)
     counts = np.rint(accuracy * inputs).astype(np.int64)
     together = np.asarray(simultaneous_lower_bound(counts, inputs, alpha=alpha, rho=rho))
     papers = np.asarray(bernstein_lower_bound(counts, inputs, alpha=alpha, rho=rho))
@@ -130,7 +138,8 @@ def lower_bound(runs: Sequence[Run], *, rho: float = 0.001, limit: float | None 
             (together, "lower bound at all radii at once", PALETTE[1], DASHED),
             (papers, "lower bound of the paper", PALETTE[2], DOTTED),
         ):
-            axes.plot(at, 100 * shares, drawstyle="steps-pre", label=name, color=color, linestyle=line)
+            look = {"color": color, "linestyle": line, **dots(at, claims.tested)}
+            axes.plot(at, 100 * shares, drawstyle="steps-pre", label=name, **look)
         finish_accuracy(axes, claims.ylabel, limit=limit)
-        axes.set_title(f"σ = {run.sigma:g}, α = {alpha:g}, ρ = {rho:g}")
+        axes.set_title(f"{inputs_in_words(run)}\nσ = {run.sigma:g}, α = {alpha:g}, ρ = {rho:g}")
     return figure

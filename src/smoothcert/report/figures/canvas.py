@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from smoothcert.errors import ConfigError, MissingExtraError
@@ -88,17 +89,33 @@ def line_style(number: int) -> dict[str, Any]:
     return {"color": PALETTE[number % len(PALETTE)], "linestyle": _LINES[number // len(PALETTE) % len(_LINES)]}
 
 
-def draw_accuracy(axes: Axes, radii: npt.ArrayLike, correct: npt.ArrayLike, label: str, **look: Any) -> None:
-    """The certified-accuracy curve as the steps that it is, in percent."""
-    at, accuracy = accuracy_curve(radii, correct)
-    axes.plot(at, 100 * accuracy, drawstyle="steps-pre", label=label, **look)
+def draw_accuracy(
+    axes: Axes,
+    radii: npt.ArrayLike,
+    correct: npt.ArrayLike,
+    label: str,
+    *,
+    tested: Sequence[float] | None = None,
+    **look: Any,
+) -> None:
+    """The certified-accuracy curve as the steps that it is, in percent; with dots at the radii in `tested`."""
+    at, accuracy = accuracy_curve(radii, correct, tested)
+    axes.plot(at, 100 * accuracy, drawstyle="steps-pre", label=label, **dots(at, tested), **look)
+
+
+def dots(at: npt.NDArray[np.float64], tested: Sequence[float] | None) -> dict[str, Any]:
+    """Marks of a curve that is known at the radii in `tested` only, and ends at the last."""
+    return {} if tested is None else {"marker": "o", "markersize": 3.5, "markevery": slice(len(at) - len(tested), None)}
 
 
 def finish_accuracy(axes: Axes, ylabel: str = "certified accuracy (%)", *, limit: float | None = None) -> None:
     """Labels, limits and legend of certified accuracy against radius; `limit` is the largest radius shown."""
     axes.set(xlabel=RADIUS, ylabel=ylabel, ylim=(0, 101))
     axes.set_xlim(0, check_limit(limit))
-    axes.legend(loc="upper right")  # curves fall: there is room
+    # Curves fall, so there is room at the upper right, unless one ends there at a radius beyond which none was tested.
+    ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in axes.get_lines()]
+    in_the_way = any(x > axes.get_xlim()[1] / 2 and y > 50 for x, y in ends)
+    axes.legend(loc="lower left" if in_the_way else "upper right")
 
 
 def check_limit(limit: float | None) -> float | None:

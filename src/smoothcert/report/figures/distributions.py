@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothcert.errors import ConfigError
+from smoothcert.records import exact_decimal
 from smoothcert.report.figures.canvas import RADIUS, check_limit, line_style, new_axes, style
 from smoothcert.report.figures.evidence import claims_of, names_of
 from smoothcert.runs.directory import Run
+from smoothcert.runs.scope import is_decided, radii_tested
 from smoothcert.runs.summary import default_radii
-from smoothcert.stats.accuracy import certified_accuracy
+from smoothcert.stats.accuracy import ceil_percent, certified_accuracy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +61,8 @@ def radius_histogram(runs: Sequence[Run], *, names: Sequence[str] | None = None,
         for i, (run, claim, name) in enumerate(zip(runs, claims, names_of(runs, names), strict=True)):
             counts, _ = np.histogram(claim.radii[claim.counted & (claim.radii > 0)], edges)
             color = line_style(i)["color"]
-            label = f"{name}: {_rest(run, claim.counted & (claim.radii > 0))}"
+            what = name if claim.tested is None else f"{name}, largest tested radius"
+            label = f"{what}: {_rest(run, claim.counted & (claim.radii > 0))}"
             axes.stairs(100 * counts / len(claim.radii), edges, fill=True, color=color, alpha=0.18)
             axes.stairs(100 * counts / len(claim.radii), edges, color=color, linewidth=1.4, label=label)
         axes.set(xlabel=f"certified {RADIUS}", ylabel="inputs (%)", xlim=(0, largest))
@@ -73,8 +76,8 @@ def _rest(run: Run, counted: npt.NDArray[np.bool_]) -> str:
     abstained = np.array([row.get("label") is None for row in run.rows])
     wrong = ~abstained & ~counted
     shares = [
-        f"{100 * abstained.mean():.1f} % abstained",
-        *([f"{100 * wrong.mean():.1f} % wrong"] if wrong.any() else []),
+        f"{ceil_percent(float(abstained.mean()))} % abstained",
+        *([f"{ceil_percent(float(wrong.mean()))} % wrong"] if wrong.any() else []),
     ]
     return ", ".join(shares)
 
@@ -93,7 +96,7 @@ def class_accuracy(
         figure, axes = new_axes(5.2, max(2.4, 0.9 + 0.19 * len(labels)))
         places = np.arange(len(labels))
         for radius, shares, color in zip(at, table.T, _SHADES[-len(at) :], strict=True):
-            axes.barh(places, 100 * shares, height=0.72, color=color, label=f"r = {radius:g}")
+            axes.barh(places, 100 * shares, height=0.72, color=color, label=f"r = {exact_decimal(radius)}")
         axes.set_yticks(places, labels)
         axes.set(xlabel="certified accuracy (%)", xlim=(0, 100), ylim=(len(labels) - 0.4, -0.6))
         axes.grid(axis="y", visible=False)
@@ -107,6 +110,10 @@ def _radii_shown(run: Run, radii: Sequence[float] | None) -> list[float]:
     at = list(default_radii(run)[:most]) if radii is None else sorted(set(radii))
     if not 1 <= len(at) <= most or not all(0 <= radius < float("inf") for radius in at):
         raise ConfigError(f"Expected one to {most} finite `radii` >= 0 for this figure, got {list(radii or [])}.")
+    unknown = [radius for radius in at if not is_decided(run, radius)]
+    if unknown:
+        known = ", ".join(map(exact_decimal, radii_tested(run) or ()))
+        raise ConfigError(f"{run.path} did not test radius {exact_decimal(unknown[0])}, only {known}.")
     return at
 
 

@@ -26,6 +26,7 @@ from smoothcert.runs.attack_summary import perturbation_norms
 from smoothcert.runs.directory import Run, open_run
 from smoothcert.runs.manifest import FORMAT, Manifest
 from smoothcert.runs.rows import result_row
+from smoothcert.runs.scope import radii_tested
 from smoothcert.stats.procedures import FixedN, describe
 from smoothcert.stats.procedures import run as run_procedure
 
@@ -40,6 +41,8 @@ class Claims:
     radii: Floats
     counted: npt.NDArray[np.bool_]
     labelled: bool
+    tested: tuple[float, ...] | None = None
+    """The radii that were tested, if not every radius is decided."""
 
     @property
     def ylabel(self) -> str:
@@ -59,7 +62,8 @@ def claims_of(run: Run) -> Claims:
     counted = [
         one.label is not None and (not labelled or one.label == truth) for one, truth in zip(found, truths, strict=True)
     ]
-    return Claims(np.array([one.radius for one in found], np.float64), np.array(counted, np.bool_), labelled)
+    radii = np.array([one.radius for one in found], np.float64)
+    return Claims(radii, np.array(counted, np.bool_), labelled, radii_tested(run))
 
 
 def shared_ylabel(claims: Sequence[Claims]) -> str:

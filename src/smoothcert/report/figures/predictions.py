@@ -9,6 +9,7 @@ from smoothcert.errors import ConfigError
 from smoothcert.report.figures.canvas import PALETTE, new_figure, style
 from smoothcert.report.figures.evidence import draws_setting
 from smoothcert.runs.directory import Run
+from smoothcert.stats.accuracy import ceil_percent, floor_percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +105,8 @@ def _draw_table(axes: Axes, shares: Sequence[dict[str, float]], columns: Sequenc
     names = list(CATEGORIES)
     for column, share in enumerate(shares):
         for row, name in enumerate(names):
-            axes.text(column, row, f"{100 * share[name]:.1f}", ha="center", va="center")
+            text = floor_percent if name.startswith("correct") else ceil_percent
+            axes.text(column, row, text(share[name]), ha="center", va="center")
     axes.scatter([-0.62] * len(names), range(len(names)), s=42, marker="s", color=list(CATEGORIES.values()))
     axes.set_yticks(range(len(names)), names)
     axes.set_xticks(range(len(columns)), columns)

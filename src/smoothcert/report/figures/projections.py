@@ -97,7 +97,7 @@ def radius_by_draws_figure(sigma: float, alpha: float, marked: Sequence[int] = (
         axes.plot(marks, [max_radius(n, alpha, sigma) for n in marks], "o", color=PALETTE[1], markersize=5)
         for n in marks:
             radius = max_radius(n, alpha, sigma)
-            axes.annotate(floor_decimal(radius), (n, radius), (4, -11), textcoords="offset points")
+            axes.annotate(floor_decimal(radius, 3), (n, radius), (4, -11), textcoords="offset points")
         axes.set_xscale("log")
         axes.set(xlabel="draws n", ylabel="largest radius that can be certified")
         axes.set_title(f"σ = {sigma:g}, α = {alpha:g}: all n votes for one class")

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from smoothcert.data.names import source_and_split
+from smoothcert.records import exact_decimal
 from smoothcert.report.page.html import Html, element, join, safe
-from smoothcert.report.page.runs import Shown, exact
+from smoothcert.report.page.runs import Shown
 
 _MOST_INDICES, _MORE = 40, "…"
 _PROCEDURES = {"FixedN": "paper", "Predict": "paper", "Wide": "wide"}
@@ -50,7 +51,7 @@ def _statistics(values: Mapping[str, Any]) -> list[str]:
     words = _flags(sigma=values["sigma"], alpha=values["alpha"], n_max=settings.get("n_max", settings.get("n")))
     words += _flags(procedure=_PROCEDURES.get(settings["name"]), effort=settings.get("effort"), noise=values["noise"])
     if settings.get("radii"):
-        words += ["--radii", *(exact(radius) for radius in settings["radii"])]
+        words += ["--radii", *(exact_decimal(radius) for radius in settings["radii"])]
     switches = {"known-labels": "known_labels", "secure": "secure", "allow-random": "allow_random"}
     words += [f"--{flag}" for flag, name in switches.items() if values.get(name)]
     words += _flags(width=settings.get("width"))
@@ -80,7 +81,7 @@ def _flags(**settings: Any) -> list[str]:
     words: list[str] = []
     for name, value in settings.items():
         if value is not None:
-            words += [f"--{name.replace('_', '-')}", exact(value) if isinstance(value, float) else str(value)]
+            words += [f"--{name.replace('_', '-')}", exact_decimal(value) if isinstance(value, float) else str(value)]
     return words
 
 

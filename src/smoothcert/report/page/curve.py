@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from smoothcert.data.names import printable
+from smoothcert.records import exact_decimal
 from smoothcert.report.page.html import Html, element, join
-from smoothcert.report.page.runs import Shown, exact
+from smoothcert.report.page.runs import Shown
 from smoothcert.report.page.scale import axis, slider_step
+from smoothcert.runs.scope import largest_possible_radius
 from smoothcert.stats.accuracy import accuracy_curve
 
 _WIDTH, _HEIGHT = 2000, 1000  # units of the drawing; finer than any screen shows
@@ -46,7 +48,7 @@ def _upright() -> Html:
 
 
 def _level(marks: Sequence[float], end: float) -> Html:
-    ticks = [element("span", exact(mark), style=f"left:{100 * mark / end:.4g}%") for mark in marks]
+    ticks = [element("span", exact_decimal(mark), style=f"left:{100 * mark / end:.4g}%") for mark in marks]
     title = element("p", "L2 radius (inputs in [0, 1])")
     return element("div", join(ticks), title, class_="axis-x", aria_hidden="true")
 
@@ -59,11 +61,11 @@ def _path(shown: Shown, end: float) -> str:
     """The steps, each coordinate rounded so that the curve is never drawn above or beyond the numbers."""
     if not shown.claims:
         return f"M0 {_HEIGHT}"
-    at, accuracy = accuracy_curve(shown.radii, shown.counted)
+    at, accuracy = accuracy_curve(shown.radii, shown.counted, shown.tested)
     xs = np.floor(_WIDTH * at / end).astype(int).tolist()
     ys = np.ceil(_HEIGHT * (1 - accuracy) - 1e-9).astype(int).tolist()
     parts, drawn = [f"M0 {ys[0]}"], 0
-    for x, following in zip(xs[1:], [*ys[2:], _HEIGHT], strict=True):
+    for x, following in zip(xs[1:], [*ys[2:], ys[-1]], strict=False):  # a single corner is no curve
         if x > drawn:
             parts.append(f"H{x}")
             drawn = x
@@ -90,6 +92,8 @@ def _columns(shown: Shown) -> dict[str, Any]:
         "true": [-1 if truth is None else truth for truth in shown.truths],
         "label": [-1 if claim.label is None else claim.label for claim in shown.claims],
         "radius": shown.radii.tolist(),
+        "tested": shown.tested,
+        "most": None if shown.tested is None else largest_possible_radius(shown.run),
         "notes": _notes(shown),
     }
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from smoothcert.errors import SmoothcertError
-from smoothcert.records import Votes
+from smoothcert.records import Votes, radius_text
 from smoothcert.report.page.html import Html, element, join
 from smoothcert.report.page.pictures import COPIES, Inputs, as_image, largest_side, pictures
-from smoothcert.report.page.runs import Shown, radius_text
+from smoothcert.report.page.runs import Shown
 
 _LEAST = 3  # of every run, however many runs there are
 _TOP_CLASSES = 4
@@ -107,7 +107,8 @@ def _facts(shown: Shown, place: int) -> Html:
         facts.append(("failed", str(row["error"])[:160]))
     else:
         facts.append(("answer", "abstains" if claim.label is None else shown.class_name(claim.label)))
-        facts += [("radius", radius_text(claim.radius))] if shown.certifies else []
+        if shown.certifies and claim.label is not None:
+            facts.append(("radius", radius_text(claim.radius)))
     return element("dl", *(element("div", element("dt", name), element("dd", text)) for name, text in facts))
 
 

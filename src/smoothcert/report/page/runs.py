@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothcert.progress import ProgressBar
-from smoothcert.records import Votes, floor_decimal
+from smoothcert.records import Votes
 from smoothcert.report.claims import Claim, claims
 from smoothcert.report.naming import run_names
 from smoothcert.runs.directory import Run
+from smoothcert.runs.scope import is_decided, radii_tested
 from smoothcert.stats.accuracy import average_certified_radius, certified_accuracy, floor_percent
 
 
@@ -113,8 +114,18 @@ class Shown:
             return "abstained"
         return "right" if self.counted[place] else "wrong"
 
-    def accuracy(self, at: float, where: npt.NDArray[np.bool_] | None = None) -> float:
-        """The share of rows (of those in `where`) that count and are certified within at least `at`."""
+    @cached_property
+    def tested(self) -> tuple[float, ...] | None:
+        """The radii that a grid run tested; None for a run that finds a radius per input."""
+        return radii_tested(self.run)
+
+    def accuracy(self, at: float, where: npt.NDArray[np.bool_] | None = None) -> float | None:
+        """The share of rows (of those in `where`) that count and are certified within at least `at`.
+
+        None if the run did not test `at`.
+        """
+        if not is_decided(self.run, at):
+            return None
         chosen = np.ones(len(self.claims), bool) if where is None else where
         if not chosen.any():
             return 0.0
@@ -142,32 +153,11 @@ def shown_runs(runs: Sequence[Run]) -> list[Shown]:
         return [Shown(run, number, name, claims(run, bar.advance)) for number, (run, name) in named]
 
 
-def percent(fraction: float) -> str:
-    """A share in percent, rounded down."""
-    return f"{floor_percent(fraction)}\N{NO-BREAK SPACE}%"
+def percent(fraction: float | None) -> str:
+    """A share in percent, rounded down; a dash where it is not known."""
+    return "–" if fraction is None else f"{floor_percent(fraction)}\N{NO-BREAK SPACE}%"
 
 
 def alpha_text(alpha: float) -> str:
     """A failure probability that no line break tears apart."""
     return f"α = {alpha:g}".replace(" ", "\N{NO-BREAK SPACE}")
-
-
-def radius_text(radius: float) -> str:
-    """A certified radius, rounded down.
-
-    >>> radius_text(0.12349), radius_text(2e-10), radius_text(0.0)
-    ('0.1234', 'above 0', '0')
-    """
-    shown = floor_decimal(radius, 4)
-    if float(shown) > 0:
-        return shown
-    return "above 0" if radius > 0 else "0"
-
-
-def exact(number: float) -> str:
-    """A threshold with all its digits: none may round it up.
-
-    >>> exact(0.0), exact(0.125)
-    ('0', '0.125')
-    """
-    return str(float(number)).removesuffix(".0")

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from smoothcert.records import floor_decimal
+from smoothcert.records import NO_RADIUS, exact_decimal, floor_decimal, radius_text
 from smoothcert.report.page.commands import repeat_command, repeating_needs, verify_command
 from smoothcert.report.page.curve import STYLES
 from smoothcert.report.page.html import Html, element, join, safe, table
-from smoothcert.report.page.runs import Shown, alpha_text, exact, percent, radius_text
+from smoothcert.report.page.runs import Shown, alpha_text, percent
 from smoothcert.report.page.words import noise_in_words, procedure_in_words
+from smoothcert.runs.scope import inputs_in_words
 
 _MANY_CLASSES = 20
 _MANY_INDICES = 24
@@ -47,15 +48,24 @@ def _number(shown: Shown, radius: float) -> Html:
     if rows == 0:
         return element("p", "No input is done yet.", class_="headline")
     kind = "are answered with their true class" if shown.labelled else "are answered"
-    share = float(np.mean(shown.counted))
+    share: float | None = float(np.mean(shown.counted))
     if shown.certifies:
         share = shown.accuracy(radius)
-        kind = "have their true class certified" if shown.labelled else "have a class certified"
-        whose = "network's" if shown.deterministic else "smoothed classifier's"
-        kind += f" within L2 radius {exact(radius)}: no perturbation of smaller norm changes the {whose} answer"
-        kind += ", as the log says" if shown.imported else ""
+        kind = _certified_kind(shown, radius)
+    if share is None:
+        return element("p", f"Radius {exact_decimal(radius)} was not tested.", class_="headline")
     number = element("span", percent(share), class_="big")
     return element("p", number, f" of {rows:,} inputs of {shown.data_name} {kind}.", class_="headline")
+
+
+def _certified_kind(shown: Shown, radius: float) -> str:
+    kind = "have their true class certified" if shown.labelled else "have a class certified"
+    if radius == 0:
+        kind += f" ({NO_RADIUS})"
+    else:
+        whose = "network's" if shown.deterministic else "smoothed classifier's"
+        kind += f" within L2 radius {exact_decimal(radius)}: no perturbation of smaller norm changes the {whose} answer"
+    return kind + (", as the log says" if shown.imported else "")
 
 
 def _facts(shown: Shown) -> list[tuple[str, object]]:
@@ -69,14 +79,21 @@ def _facts(shown: Shown) -> list[tuple[str, object]]:
     if shown.deterministic:
         facts = [("Certainty", "deterministic: each statement is true"), ("Procedure", procedure_in_words(shown))]
     if shown.certifies:
-        facts.append(("Mean radius", f"{floor_decimal(shown.average_radius, 3)} (inputs without certificate as 0)"))
+        facts.append(("Mean radius", f"{_average(shown)} (inputs without certificate as 0)"))
     wrong = f"; {counts['wrong']:,} with another class" if shown.labelled else ""
     failed = f"; {counts['failed']:,} failed" if counts["failed"] else ""
     verb = "certified" if shown.certifies else "answered"
     right = f"{counts['right']:,} {verb} {'with their true class' if shown.labelled else ''}".rstrip()
     facts.append(("Inputs", f"{rows:,}: {right}{wrong}; {counts['abstained']:,} abstained{failed}"))
+    facts.append(("Selection", inputs_in_words(shown.run)))
     facts.append(("Model", _model(shown)))
     return facts
+
+
+def _average(shown: Shown) -> str:
+    """The average radius; that of a grid run says that it is another quantity."""
+    average = floor_decimal(shown.average_radius, 3)
+    return average if shown.tested is None else f"{average}, of tested radii only"
 
 
 def _model(shown: Shown) -> Html:
@@ -98,20 +115,22 @@ def accuracy_table(runs: Sequence[Shown], radii: Sequence[float]) -> Html:
         [
             join([key(shown), shown.name]),
             *(percent(shown.accuracy(radius)) for radius in radii),
-            floor_decimal(shown.average_radius, 3),
+            _average(shown),
         ]
         for shown in runs
     ]
     what = "certified as their true class" if all(shown.labelled for shown in runs) else "certified"
     caption = f"Share of inputs {what} within at least each L2 radius, rounded down"
-    return table(["radius", *map(exact, radii), "average radius"], rows, caption=caption, class_="numbers")
+    if any(shown.accuracy(radius) is None for shown in runs for radius in radii):
+        caption += "; – where the run did not test it"
+    return table(["radius", *map(exact_decimal, radii), "average radius"], rows, caption=caption, class_="numbers")
 
 
 def class_table(shown: Shown, radii: Sequence[float]) -> Html:
     """A run by true class; in a drawer where the classes are many."""
     truths = np.array([-1 if truth is None else truth for truth in shown.truths])
     present = sorted({int(truth) for truth in truths if truth >= 0})
-    head = ["true class", "inputs", *(f"≥ {exact(radius)}" for radius in radii if shown.certifies)]
+    head = ["true class", "inputs", *(f"≥ {exact_decimal(radius)}" for radius in radii if shown.certifies)]
     head += [] if shown.certifies else ["right"]
     rows = [_class_row(shown, label, truths == label, radii) for label in present]
     caption = f"{shown.name}: by true class" + (", certified within at least each radius" if shown.certifies else "")
@@ -123,7 +142,9 @@ def class_table(shown: Shown, radii: Sequence[float]) -> Html:
 
 def _class_row(shown: Shown, label: int, where: np.ndarray, radii: Sequence[float]) -> list[str]:
     counts, total = shown.count(where), int(where.sum())
-    shares = [shown.accuracy(radius, where) for radius in radii] if shown.certifies else [counts["right"] / total]
+    shares: list[float | None] = (
+        [shown.accuracy(radius, where) for radius in radii] if shown.certifies else [counts["right"] / total]
+    )
     others = [str(counts[name]) for name in ("wrong", "abstained", "failed")]
     return [shown.class_name(label), f"{total:,}", *map(percent, shares), *others]
 
@@ -209,6 +230,12 @@ def _last_comma_off(lines: list[str]) -> list[str]:
 
 
 def radius_note(shown: Sequence[Shown]) -> str:
-    """How far the furthest certificate goes, in words."""
+    """How far the furthest certificate goes, and where curves end for another reason."""
     largest = max((float(one.radii[one.counted].max(initial=0.0)) for one in shown), default=0.0)
-    return f"The largest radius certified is {radius_text(largest)}."
+    note = f"The largest radius certified is {radius_text(largest)}." if largest > 0 else "No radius is certified."
+    if any(one.tested is not None for one in shown):
+        note += (
+            " A run that tested some radii has a curve that ends at the last of them, beyond which nothing is known;"
+            " between two of them it is drawn at the height of the next, a lower bound."
+        )
+    return note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from smoothcert.records import ceil_decimal
 from smoothcert.report.page.html import Html, element
 from smoothcert.report.page.runs import Shown, alpha_text
 
@@ -87,7 +88,11 @@ _LIMITS: Points = (
         "Only perturbations that are small in L2 norm are covered: not rotations, other lighting or patches, nor "
         "changes that are small in another sense.",
     ),
-    ("Not other inputs.", "What is certified is certified for the inputs of these runs, one by one."),
+    (
+        "Not other inputs.",
+        "What is certified is certified for the inputs of these runs, one by one. Shares are of these inputs and bound "
+        "nothing about the rest of the data.",
+    ),
 )
 _RESERVATIONS: tuple[tuple[Callable[[Shown], object], str, str], ...] = (
     (
@@ -151,8 +156,8 @@ def not_guaranteed(runs: Sequence[Shown]) -> list[Html]:
     expected, rows = max((shown.values["alpha"] * len(shown.claims), len(shown.claims)) for shown in runs)
     together = (
         "Not all inputs at once.",
-        f"α is per input. Among {rows:,} inputs, at most about {expected:.3g} false statements are to be expected, "
-        "so a share may be too high by that many inputs.",
+        f"α is per input. Among {rows:,} inputs, at most {ceil_decimal(expected, 3)} false statements are to be "
+        "expected, so a share may be too high by that many inputs.",
     )
     own = [(lead, text) for applies, lead, text in _RESERVATIONS if any(applies(shown) for shown in runs)]
     chance = () if all(shown.deterministic for shown in runs) else (together,)

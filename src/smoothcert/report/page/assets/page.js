@@ -37,13 +37,26 @@
   // Rounded down, as everywhere; whole numbers first, so that 290 of 1000 is 29.0 and not 28.9.
   const percent = (count, total) => (total ? (Math.floor((1000 * count) / total) / 10).toFixed(1) : "0.0") + "\u00a0%";
 
+  // A certified radius, rounded down, as radius_text in records.py prints it.
   const floored = (radius) => {
-    const nearest = radius.toFixed(4);
-    const text = Number(nearest) <= radius ? nearest : (Number(nearest) - 1e-4).toFixed(4);
-    return Number(text) > 0 ? text : radius > 0 ? "above 0" : "0";
+    if (radius < 1e-9) return "class only, no radius";
+    const digits = Math.max(4, 1 - Math.floor(Math.log10(radius)));
+    const nearest = radius.toFixed(digits);
+    return Number(nearest) <= radius ? nearest : (Number(nearest) - 10 ** -digits).toFixed(digits);
   };
 
-  const share = (run, radius) => percent(holding(run, radius), run.reach.length);
+  // The radius whose share is known: itself, or the next one that was tested. Undefined where nothing is known.
+  const decided = (run, radius) => {
+    if (run.tested === null || radius > run.most) return radius;
+    return run.tested.find((tested) => tested >= radius);
+  };
+
+  const share = (run, radius) => {
+    const known = decided(run, radius);
+    if (known === undefined) return "not tested";
+    const text = percent(holding(run, known), run.reach.length);
+    return known === radius ? text : `at least ${text}`;
+  };
 
   const onScale = (radius) => Number(Math.min(data.end, Math.max(0, radius)).toFixed(decimals));
 
@@ -94,11 +107,16 @@
 
   const describe = () => {
     const lines = visible().map((run) => {
-      const count = holding(run, picked), total = run.reach.length;
+      const known = decided(run, picked), total = run.reach.length;
       const what = run.labelled ? "certified as their true class" : "certified";
       const row = make("p", null);
       row.append(swatch(run), make("span", `${run.name}: `), make("b", share(run, picked)));
-      row.append(` (${count} of ${total} inputs) ${what} within at least radius ${picked}; ${total - count} fail`);
+      if (known === undefined) {
+        row.append(` at radius ${picked}; the largest tested is ${run.tested.at(-1)}`);
+        return row;
+      }
+      const count = holding(run, known);
+      row.append(` (${count} of ${total} inputs) ${what} within at least radius ${known}; ${total - count} fail`);
       return row;
     });
     now.replaceChildren(...(lines.length ? lines : [make("p", "No run is chosen.")]));
@@ -114,19 +132,19 @@
     head.append(document.getElementById(place) ? make("a", index, { href: `#${place}` }) : String(index));
     const note = run.notes[index];
     const answer = className(run, run.label[i], note ? `none: ${note}` : "abstains");
-    const cells = [className(run, run.true[i], "–"), answer, floored(run.radius[i])];
+    const cells = [className(run, run.true[i], "–"), answer, run.label[i] < 0 ? "–" : floored(run.radius[i])];
     row.append(head, ...cells.map((text) => make("td", text)));
     return row;
   };
 
-  const failingTable = (run, places) => {
+  const failingTable = (run, places, radius) => {
     const table = make("table", null, { "data-run": run.number });
     const heads = make("tr", null);
     heads.append(...["input", "true class", "answer", "radius"].map((text) => make("th", text, { scope: "col" })));
     const head = document.createElement("thead"), body = document.createElement("tbody");
     head.append(heads);
     body.append(...places.map((i) => failingRow(run, i)));
-    table.append(make("caption", `${run.name}: inputs that fail at radius ${picked}`), head, body);
+    table.append(make("caption", `${run.name}: inputs that fail at radius ${radius}`), head, body);
     return table;
   };
 
@@ -140,12 +158,14 @@
   };
 
   const listRun = (run) => {
+    const known = decided(run, picked);
+    if (known === undefined) return make("p", `${run.name}: radius ${picked} was not tested.`);
     const places = [];
-    run.reach.forEach((reach, i) => reach >= picked || places.push(i));
+    run.reach.forEach((reach, i) => reach >= known || places.push(i));
     const limit = limits.get(run.number) || PAGE;
     const box = make("div", null);
     const frame = make("div", null, { class: "fails", tabindex: 0, role: "region", "aria-label": `${run.name}: inputs that fail` });
-    frame.append(places.length ? failingTable(run, places.slice(0, limit)) : make("p", `${run.name}: none fails.`));
+    frame.append(places.length ? failingTable(run, places.slice(0, limit), known) : make("p", `${run.name}: none fails.`));
     box.append(frame);
     if (places.length > limit) box.append(moreButton(run, places.length - limit));
     return box;
