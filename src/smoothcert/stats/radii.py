@@ -21,7 +21,7 @@ from smoothcert.stats.bounds import Floats, clopper_pearson_upper
 
 def _probabilities(q_a: npt.ArrayLike, p_b: npt.ArrayLike | None) -> tuple[npt.NDArray[np.float64], ...]:
     q = np.asarray(q_a, np.float64)
-    # A rival can never have more than what A leaves over (remark before Theorem 2).
+    # A rival can never have more than what A leaves over (Theorem 2 assumes it).
     p = q if p_b is None else np.minimum(np.asarray(p_b, np.float64), q)
     if np.any((q <= 0) | (q > 1) | (p <= 0)):
         raise ConfigError(f"Expected `q_a_upper` and `p_b_upper` in (0, 1], got {q_a!r} and {p_b!r}.")
@@ -93,7 +93,7 @@ def _supremum(bound: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]
 
 
 def lecuyer_radius(q_a_upper: float, p_b_upper: float | None = None, *, sigma: float) -> float:
-    """The radius of Lecuyer et al. 2019 by differential privacy, as derived in Cohen et al. 2019, Appendix I.
+    """The radius of Lecuyer et al. 2019 by differential privacy, as derived in Cohen et al. 2019, Appendix I.1.
 
     sup over 0 < β ≤ min(1, ½ ln(p_A/p_B)) of σβ / sqrt(2 ln(1.25(1 + e^β) / (p_A − e^{2β} p_B))). For
     comparison: Theorem 1 is always larger.
@@ -122,7 +122,7 @@ def li_radius(q_a_upper: float, p_b_upper: float | None = None, *, sigma: float)
     """The radius of Li et al. 2019 by Rényi divergence.
 
     sup over a > 0 of σ·sqrt(−(2/a)·ln(1 − p_A − p_B + 2M)), where M is the power mean of p_A and p_B of
-    order 1 − a: M = (½(p_A^{1−a} + p_B^{1−a}))^{1/(1−a)}. Cohen et al. 2019, Appendix I, print the outer
+    order 1 − a: M = (½(p_A^{1−a} + p_B^{1−a}))^{1/(1−a)}. Cohen et al. 2019, Appendix I.2, print the outer
     exponent as 1 − a. Minimising D_a(Q‖P) over all Q in which A no longer leads puts q_A = q_B ∝ M and
     leaves the other classes in proportion, which gives −ln(1 − p_A − p_B + 2M) with exponent 1/(1−a); that
     form is used here. For comparison: Theorem 1 is always larger.
