@@ -89,6 +89,18 @@ def rate(work: Work, seconds: float = SECONDS) -> float:
     return done / elapsed
 
 
+def rates_by_size(sizes: Iterable[int], work_of: Callable[[int], Work], seconds: float) -> dict[int, float]:
+    """Units per second at growing sizes, warmed up, until one is a fifth slower than the best: larger ones are too."""
+    rates: dict[int, float] = {}
+    for size in sizes:
+        work = work_of(size)
+        work()
+        rates[size] = rate(work, seconds)
+        if rates[size] < 0.8 * max(rates.values()):
+            break
+    return rates
+
+
 class Contender:
     """Work that is measured in a process of its own: neither memory nor settings of others touch it.
 

@@ -30,6 +30,7 @@ NAMES: dict[str, tuple[str, Callable[[Path], list[Figure]]]] = {
         "Certification ÷ the best eager forward passes",
         lambda model: [*throughput.measure(), *throughput.int8_accuracy(model)],
     ),
+    "large": ("Certification ÷ the best eager forward passes, large images", lambda _: throughput.measure_large()),
     "noise": ("Noise, one thread", lambda _: noise.measure()),
     "growth": ("Growth", lambda _: growth.measure()),
     "runs": ("Runs with two worker processes", lambda _: runs.measure()),
@@ -41,9 +42,9 @@ NAMES: dict[str, tuple[str, Callable[[Path], list[Figure]]]] = {
 
 HEAD = f"""# Benchmarks
 
-Ratios, as both sides were measured in the same minutes: medians of {ROUNDS} rounds in turns (of 3 for runs with worker
-processes; deterministic bounds are timed once). MiB is the most memory that a contender held, in a process of its own.
-`make bench` repeats this.
+Ratios of both sides, measured in turns within the same minutes: medians of {ROUNDS} rounds (of {training.ROUNDS} for
+training and attacks, of {runs.ROUNDS} for runs with worker processes; deterministic bounds are timed once). MiB is the
+most memory that a contender held, in a process of its own. `make bench` repeats this.
 """
 
 
@@ -66,7 +67,7 @@ def write_page(found: dict[str, list[Figure]]) -> None:
     """Write the document; sections that were not measured now stay as they are."""
     before = PAGE.read_text("utf-8").split("\n## ")[1:] if PAGE.exists() else []
     kept = {title: text for text in before for title, _ in NAMES.values() if text.startswith(f"{title}\n")}
-    new = {NAMES[name][0]: section(name, figures) for name, figures in found.items()}
+    new = {NAMES[name][0]: section(name, figures) for name, figures in found.items() if figures}
     texts = {**kept, **new}
     PAGE.write_text("\n## ".join([HEAD, *(texts[title] for title, _ in NAMES.values() if title in texts)]), "utf-8")
 

@@ -1,4 +1,4 @@
-"""Every figure of the paper, and some more, from its published logs and votes; and a contact sheet of them all.
+"""The paper's figures of results, and some more, from its logs and from votes of its networks; and a contact sheet.
 
     python reproduce/figures.py --shared PATH --out figures
 
@@ -6,7 +6,8 @@ PATH holds data/published and data/imagenet-val-50. CIFAR-10 must be there, for 
 fetch cifar10. What was not published (draws per input, attacks) is made afresh with small networks on scikit-learn's
 digits, in about a minute. The published logs of CERTIFY were made with α = 0.01, but for two of CIFAR-10: the radii
 that occur say so (two more fit both). Those of PREDICT abstain on fewer inputs than the paper's table at α = 0.001, as
-they would at 0.01.
+they would at 0.01. The votes were sampled by others from the paper's released CIFAR-10 networks
+(github.com/FireShadow05/accelerated_smoothing, MIT).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Job:
 
 
 class Published:
-    """The paper's logs as runs, and its votes."""
+    """The paper's logs as runs, and the votes that others sampled from its released networks."""
 
     def __init__(self, shared: Path, folder: Path) -> None:
         self.data, self.folder = shared / "data", folder
@@ -72,7 +73,7 @@ class Published:
         return import_log(log, self.folder / f"predict-{draws}", sigma=0.25, alpha=0.01, n=draws, data="imagenet")
 
     def votes(self, sigma: str, labels: Path) -> Run:
-        """The votes of CIFAR-10's 10,000 test images."""
+        """Votes on CIFAR-10's 10,000 test images (github.com/FireShadow05/accelerated_smoothing, MIT)."""
         path = self.data / "published" / "cohen_resnet110_cifar10_counts_test.npz"
         return recorded_run(path, sigma=float(sigma), labels=labels, array=f"test_sigma{sigma}_n{N}")
 

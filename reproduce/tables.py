@@ -1,9 +1,10 @@
-"""The paper's tables of certified accuracy and of PREDICT, from its published logs and votes, beside the printed ones.
+"""The paper's Tables 2 and 3 (ImageNet, CIFAR-10) and 4 (PREDICT), from its logs and from votes of its networks.
 
     python reproduce/tables.py --shared PATH
 
 PATH holds data/published; CIFAR-10's labels must be there: smoothcert data fetch cifar10. Writes
-docs/results/published.md.
+docs/results/published.md. The votes were sampled by others from the paper's released CIFAR-10 networks
+(github.com/FireShadow05/accelerated_smoothing, MIT).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from smoothcert.report.run_tables import run_table
 from smoothcert.runs import Run
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "published.md"
-# Cohen et al. 2019, appendix: shares at each radius, by σ.
+# Cohen et al. 2019, Tables 2 and 3: shares in % at each radius, by σ; below, Table 4.
 PRINTED = {
     IMAGENET: (
         (0, 0.5, 1, 1.5, 2, 2.5, 3),
@@ -71,12 +72,15 @@ def predictions(published: Published) -> Iterator[str]:
 def page(published: Published, labels: Path) -> Iterator[str]:
     """The whole document."""
     yield from [
-        "# The paper's tables from its published logs and votes",
+        "# The paper's tables from its logs and from votes of its networks",
         "",
-        "Shares in %, of Cohen et al. 2019, appendix; printed ones are rounded, ours are rounded down. The ImageNet",
-        "log at σ = 0.25 stops at 427 inputs of 500, and all logs here but CIFAR-10's at σ = 0.12 were made with α =",
-        "0.01, as the radii in them show; the text says 0.001. From votes everything is computed anew with α = 0.001.",
-        "`reproduce/tables.py` makes this page.",
+        "Shares in %, beside what Cohen et al. 2019 print in Tables 2 (ImageNet), 3 (CIFAR-10) and 4 (PREDICT);",
+        "theirs are rounded, ours are rounded down. The logs are those that the authors published",
+        "(github.com/locuslab/smoothing). The ImageNet log at σ = 0.25 stops at 427 inputs of 500, and all logs here",
+        "but CIFAR-10's at σ = 0.12 were made with α = 0.01, as the radii in them show; the paper says 0.001. The",
+        "votes were not published by the authors: others sampled them from the released CIFAR-10 networks",
+        "([accelerated_smoothing](https://github.com/FireShadow05/accelerated_smoothing), MIT). From votes",
+        "everything is computed again with α = 0.001. `reproduce/tables.py` makes this page.",
         "",
     ]
     radii, printed = PRINTED[IMAGENET]

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from smoothcert import FixedN, GaussianNoise, GridGaussianNoise, Smoothed
 from smoothcert.device_noise import fill_on_device, philox_words
 from smoothcert.models.architectures import small_cnn
+from smoothcert.runs.attacking import OnGrid
 from smoothcert.sampling import Plan
 from smoothcert.staging import DeviceStaging, HostStaging, make_staging, own_stream
 from smoothcert.streams import Stream
@@ -90,6 +92,34 @@ def test_noise_has_the_bits_of_the_hosts(sigma, rows, size):
         noise.fill(centre, STREAM, block, expected)
         fill_on_device(noise, torch.from_numpy(centre), STREAM, block, found)
         np.testing.assert_array_equal(found.numpy(), expected)
+
+
+class Divisors(TorchDispatchMode):
+    """Record the divisors of all divisions."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.div, torch.ops.aten.div_):
+            self.found.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rounding", [fill_on_device, OnGrid], ids=["noise", "rounding"])
+def test_the_grid_is_divided_by_a_tensor(rounding):
+    """CUDA multiplies by the reciprocal of a Python number: k/255 would differ from the host's in its last bit."""
+    with Divisors() as divisors:
+        if rounding is OnGrid:
+            OnGrid(torch.nn.Identity())(torch.rand(2, 4))
+        else:
+            fill_on_device(GridGaussianNoise(0.25), torch.arange(4.0), STREAM, 0, torch.empty(2, 4))
+    [divisor] = divisors.found
+    assert isinstance(divisor, torch.Tensor)
+    assert divisor.dtype == torch.float32
+    assert divisor.ndim == 0
+    assert divisor == 255
 
 
 def test_a_gpu_makes_grid_noise_itself_and_gets_other_noise_from_the_host(monkeypatch):

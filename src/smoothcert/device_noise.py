@@ -1,4 +1,7 @@
-"""Grid noise made where it is classified: torch operations that give the very bits that `noise` makes on the host."""
+"""Grid noise generated on the device that classifies it, by torch operations meant to match `noise` bit for bit.
+
+Tests compare the bits on the CPU only; on GPUs this code is untested.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,8 @@ def fill_on_device(noise: GridGaussianNoise, centre: Tensor, stream: Stream, blo
     ambiguous = values.isnan().nonzero()[:, 0]
     extra = (philox_words(stream, block, 1, len(ambiguous), out.device) >> 1) & (2**63 - 1)
     values[ambiguous] = _refined(cells[ambiguous], extra, start, low).to(torch.float32)
-    out.copy_((values.view(out.shape) + centre) / noise.levels)
+    # A 0-dimensional tensor on the device, because CUDA multiplies by the reciprocal of a Python number instead.
+    out.copy_((values.view(out.shape) + centre) / values.new_tensor(noise.levels))
 
 
 def _refined(cells: Tensor, extra: Tensor, start: Tensor, low: Tensor) -> Tensor:

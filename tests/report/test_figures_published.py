@@ -1,4 +1,8 @@
-"""Figures of the paper's own logs and votes hold what the paper's tables and text say."""
+"""Figures drawn from the paper's logs, and from votes of its networks, hold what its tables and text say.
+
+The votes were sampled by others from the paper's released networks (github.com/FireShadow05/accelerated_smoothing,
+MIT).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ PUBLISHED = Path(__file__).parents[2] / ".." / "shared" / "data" / "published"
 LOGS = PUBLISHED / "cohen2019"
 VOTES = PUBLISHED / "cohen_resnet110_cifar10_counts_test.npz"
 N = 100_000
-# Cohen et al. 2019, tables of Appendix E: network, σ, radii 0, step, 2·step, … and percentages.
+# Cohen et al. 2019, Tables 2 and 3 (Appendix E.1): network, σ, radii 0, step, 2·step, … and percentages.
 TABLES = [
     ("imagenet/resnet50", "0.25", 0.5, [67, 49, 0]),
     ("imagenet/resnet50", "0.50", 0.5, [57, 46, 37, 29, 0]),

@@ -344,6 +344,34 @@ def test_invented_votes_pass_until_they_are_drawn_again(copy):
     assert "drawn again" in str(problems[0])
 
 
+def with_alpha(value):
+    return lambda values: (values.update(alpha=value), values["procedure"].update(alpha=value))
+
+
+def larger_alpha(rows):
+    """Bounds, radii and classes as the recorded votes give them at α = 0.01."""
+    for row in rows:
+        stage = row["stages"][-1]
+        votes = Votes.of([stage["votes"].get(str(one), 0) for one in range(10)])
+        bounds = fixed_bounds(votes, row["bounds"]["label"], 0.01, runner_up=False)
+        radius = NOISES[row["noise"]](0.5).radius(bounds)
+        row.update(bounds=asdict(bounds), radius=radius, label=bounds.label if radius > 0 else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "change_rows", "alpha"), [("paper", larger_alpha, 0.01), ("grid", None, 0.0011), ("predict", None, 0.01)]
+)
+def test_votes_do_not_show_that_alpha_was_chosen_before_them(copy, name, change_rows, alpha):
+    """Not a strength but a limit, which docs/verification.md states: a consistent run passes at any α."""
+    run = copy(name)
+    before = [row.get("radius", 0) for row in runs.open(run).rows]
+    forge(run, change_rows, with_alpha(alpha))
+    assert verify_run(run).passed
+    assert runs.open(run).manifest.values["alpha"] == alpha
+    if name == "paper":
+        assert sum(row["radius"] for row in runs.open(run).rows) > sum(before) > 0
+
+
 @pytest.mark.parametrize(("name", "said"), [("wide", True), ("planned", False)])
 def test_on_how_many_values_answers_depend_is_said_to_be_unchecked(copy, name, said):
     assert any("no more than 64 values" in one for one in verify_run(copy(name)).unchecked) == said

@@ -1,4 +1,8 @@
-"""The paper's own votes, put through the library, give the paper's own table."""
+"""Votes of the paper's released networks, put through the library, give the paper's Table 3.
+
+The votes were not published with the paper: others sampled them from its released CIFAR-10 networks
+(github.com/FireShadow05/accelerated_smoothing, MIT).
+"""
 
 import os
 import subprocess
@@ -17,7 +21,7 @@ SHARED = Path(__file__).parents[2] / ".." / "shared"
 COUNTS = SHARED / "data" / "published" / "cohen_resnet110_cifar10_counts_test.npz"
 N, ALPHA, RADII = 100_000, 0.001, np.arange(0, 1.51, 0.25)
 
-# Cohen et al. 2019, table of CIFAR-10, in percent. Their published log holds every 20th image; at σ = 1, r = 1.5 those
+# Cohen et al. 2019, Table 3, in percent. Their published log holds every 20th image; at σ = 1, r = 1.5 those
 # 500 give 14 and all 10,000 give 13.2, so that one cell is left out.
 PAPER = {
     "0.12": [83, 60],
@@ -61,7 +65,7 @@ def labels():
 
 
 def radii_of(counts, sigma, runner_up):
-    """The radius of each row; its class is the row's own leader, as in the published figures."""
+    """The radius of each row; its class is the row's own leader, as the paper takes it for g's."""
     ordered = np.sort(counts, axis=1)
     q_a = clopper_pearson_upper(N - ordered[:, -1], N, ALPHA / 2 if runner_up else ALPHA)
     p_b = np.minimum(clopper_pearson_upper(ordered[:, -2], N, ALPHA / 2), q_a) if runner_up else None

@@ -212,7 +212,7 @@ def test_arrays_of_earlier_radii_are_those_of_their_elements(radius):
 
 
 def test_the_curve_of_the_radius_against_p_a_has_the_papers_order_and_shape():
-    """Cohen et al. 2019, the figure that compares the three theorems at σ = 1 and p_B = 1 − p_A."""
+    """Cohen et al. 2019, Figure 5 (left): the three theorems at σ = 1 and p_B = 1 − p_A."""
     p_a = np.linspace(0.505, 0.999, 60)
     curves = [[float(radius(1 - p, sigma=1.0)) for p in p_a] for radius in (lecuyer_radius, li_radius, cohen_radius)]
     for lower, higher in itertools.pairwise(curves):

@@ -1,7 +1,7 @@
 """Attacks on the smoothed classifier g: perturbations within a radius that are to take a class its win.
 
 Theorem 1 says that none exists within a certified radius, so these attacks measure what is left beyond it (Cohen et al.
-2019, Figure 8 and Appendix J.3). None is trusted: `SmoothedAttack.__call__` brings whatever a search returns into the
+2019, Section 4 and Appendix J.3). None is trusted: `SmoothedAttack.__call__` brings whatever a search returns into the
 open ball. Nor does any judge: whether g answers otherwise there is for fresh draws to say.
 """
 
@@ -202,7 +202,7 @@ class DDNAttack(SmoothedAttack):
 class AbstentionAttack(StrongAttack):
     """A tie: between x, where the label wins, and where the strong attack takes it the win, votes must be even.
 
-    There PREDICT abstains however many draws it makes (Cohen et al. 2019, Proposition 2). Bisection goes on until the
+    There PREDICT abstains however many draws it makes (Cohen et al. 2019, Section 3.2.1). Bisection goes on until the
     lead is too small for `tie_votes` draws to tell, the same ones at every point. Where the label keeps its win, the
     result is as near to a tie as the strong attack got.
     """

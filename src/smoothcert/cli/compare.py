@@ -27,7 +27,7 @@ TABLE, FIGURE = "comparison.md", "comparison.png"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A comparison of Cohen et al. 2019, Appendix J: what is smoothed, and what it is compared with.
+    """A comparison of Cohen et al. 2019, Appendix J.1: what is smoothed, and what it is compared with.
 
     Noise levels and radii are in pixels in [0, 1]; the paper has some of them in units of the networks' own inputs.
     """

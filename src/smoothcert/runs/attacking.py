@@ -61,7 +61,9 @@ class OnGrid(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Classify a batch [B, *D]."""
-        rounded = torch.round(x.detach() * LEVELS) / LEVELS
+        steps = torch.round(x.detach() * LEVELS)
+        # A 0-dimensional tensor on the device, because CUDA multiplies by the reciprocal of a Python number instead.
+        rounded = steps / steps.new_tensor(LEVELS)
         return self.network(rounded + (x - x.detach()) if x.requires_grad else rounded)
 
 

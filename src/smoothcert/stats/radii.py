@@ -23,7 +23,7 @@ _Array = npt.NDArray[np.float64]
 
 def _probabilities(q_a: npt.ArrayLike, p_b: npt.ArrayLike | None) -> tuple[npt.NDArray[np.float64], ...]:
     q = np.asarray(q_a, np.float64)
-    # A rival can never have more than what A leaves over (remark before Theorem 2).
+    # A rival can never have more than what A leaves over (Theorem 2 assumes it).
     p = q if p_b is None else np.minimum(np.asarray(p_b, np.float64), q)
     if np.any((q <= 0) | (q > 1) | (p <= 0)):
         raise ConfigError(f"Expected `q_a_upper` and `p_b_upper` in (0, 1], got {q_a!r} and {p_b!r}.")
@@ -145,7 +145,7 @@ def lecuyer_at(beta: npt.ArrayLike, q_a_upper: npt.ArrayLike, p_b_upper: npt.Arr
 
 
 def lecuyer_radius(q_a_upper: npt.ArrayLike, p_b_upper: npt.ArrayLike | None = None, *, sigma: float) -> Floats:
-    """The radius of Lecuyer et al. 2019 by differential privacy, as derived in Cohen et al. 2019, Appendix I.
+    """The radius of Lecuyer et al. 2019 by differential privacy, as derived in Cohen et al. 2019, Appendix I.1.
 
     σ times the supremum of `lecuyer_at` over β. For comparison: Theorem 1 is always larger. Arrays broadcast.
     """
@@ -166,7 +166,7 @@ def li_at(order: npt.ArrayLike, q_a_upper: npt.ArrayLike, p_b_upper: npt.ArrayLi
     """The radius of Li et al. 2019 at σ = 1 by the Rényi divergence of one order a > 0. Arrays broadcast.
 
     sqrt(−(2/a)·ln(1 − p_A − p_B + 2M)), where M is the power mean of p_A and p_B of order 1 − a:
-    M = (½(p_A^{1−a} + p_B^{1−a}))^{1/(1−a)}. Cohen et al. 2019, Appendix I, print the outer exponent as 1 − a.
+    M = (½(p_A^{1−a} + p_B^{1−a}))^{1/(1−a)}. Cohen et al. 2019, Appendix I.2, print the outer exponent as 1 − a.
     Minimising D_a(Q‖P) over all Q in which A no longer leads puts q_A = q_B ∝ M and leaves the other classes in
     proportion, which gives −ln(1 − p_A − p_B + 2M) with exponent 1/(1−a); that form is used here.
     """

@@ -31,8 +31,8 @@ def bernstein_lower_bound(certified: npt.ArrayLike, inputs: int, *, alpha: float
     """The paper's bound: (Y/m − α − sqrt(2α(1−α)·ln(1/ρ)/m) − ln(1/ρ)/(3m)) / (1 − α), at least 0.
 
     With probability at least 1 − rho, at least this share of the `inputs` is good when `certified` of them are
-    certified correct. Cohen et al. 2019, Appendix D, by Bernstein's inequality. It holds at a radius chosen beforehand,
-    not at all radii at once. Arrays of `certified` give arrays.
+    certified correct. Cohen et al. 2019, Theorem 6 (Appendix D), by Bernstein's inequality. It holds at a radius chosen
+    beforehand, not at all radii at once. Arrays of `certified` give arrays.
 
     >>> 394 / 500 < bernstein_lower_bound(400, 500, alpha=0.001) < 395 / 500
     True

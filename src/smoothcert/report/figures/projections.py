@@ -109,5 +109,5 @@ def radius_by_draws_figure(sigma: float, alpha: float, marked: Sequence[int] = (
 def best_radius(
     _: Sequence[Run], *, sigma: float = 1.0, alpha: float = 0.001, n: Sequence[int] = (1_000, 10_000, 100_000)
 ) -> Figure:
-    """The largest radius that n draws can certify, σ·Φ⁻¹(α^(1/n)): Cohen et al. 2019, Section 3; needs no run."""
+    """The largest radius that n draws can certify, σ·Φ⁻¹(α^(1/n)): Cohen et al. 2019, Section 3.2.2; needs no run."""
     return radius_by_draws_figure(sigma, alpha, n)

@@ -35,7 +35,7 @@ Bound = Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], Floats]
 COHEN, LI, LECUYER = "Theorem 1 (Cohen et al. 2019)", "Li et al. 2019", "Lecuyer et al. 2019"
 _BETAS = (0.1, 0.2, 0.4, 0.7, 1.0)
 _ORDERS = (0.1, 0.5, 1.5, 5.0, 20.0)
-_LECUYER_AT, _LI_AT = (0.8, 0.2), (0.999, 0.0001)  # p_A and p_B of the paper's figures
+_LECUYER_AT, _LI_AT = (0.8, 0.2), (0.999, 0.0001)  # p_A and p_B of the plots in the paper's Appendix I
 
 
 def prior_bounds_figure() -> Figure:
@@ -53,7 +53,7 @@ def prior_bounds_figure() -> Figure:
 
 
 def theorem_radius(_: Sequence[Run]) -> Figure:
-    """The radius against p_A for the three theorems: Cohen et al. 2019, Section 3; needs no run."""
+    """The radius against p_A for the three theorems: Cohen et al. 2019, Section 3.1; needs no run."""
     return prior_bounds_figure()
 
 
