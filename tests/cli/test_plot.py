@@ -143,7 +143,7 @@ def test_help_lists_every_kind_with_an_example(capsys):
         (["other-n", "{}/votes.npz", "--array", "a"], "give --sigma"),
         (["other-n", "{}/votes.npz", "--array", "c", "--sigma", "1"], "got 'c'"),
         (["other-n", "{}/votes.npz", "--array", "a", "--sigma", "0"], "`sigma`"),
-        (["other-n", "{}/none.npz", "--sigma", "1"], "Cannot read"),
+        (["other-n", "{}/none.npz", "--sigma", "1"], "No such file"),
         (["other-n", "{}/paper", "--n", "0"], "`n`"),
         (["other-alpha", "{}/paper", "--alphas", "0.7"], "`alpha`"),
         (["theorem-accuracy", "{}/grid"], "certified at a grid of radii"),

@@ -105,8 +105,8 @@ def _earlier_radius(
 ) -> Floats:
     """The supremum of an earlier theorem's `bound` over its tuning parameter, 0 where class A need not lead.
 
-    `span` gives the range of the parameter from ½ ln(p_A/p_B). Theorem 1 is at least as large in exact arithmetic
-    (Cohen et al. 2019, Theorem 2); the minimum keeps that so in floating point, at ties.
+    `span` gives the range of the parameter from ½ ln(p_A/p_B). By Cohen et al. 2019, Theorem 2, no larger
+    radius than Theorem 1's is true for every classifier; the minimum keeps that so in floating point, at ties.
     """
     most = np.asarray(cohen_radius(q_a_upper, p_b_upper, sigma=sigma))
     q, p = np.broadcast_arrays(*_probabilities(q_a_upper, p_b_upper))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scipy.stats import hypergeom
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln
 
 
 def same_shares_p_value(first: Sequence[int], second: Sequence[int]) -> float:
@@ -21,7 +23,21 @@ def same_shares_p_value(first: Sequence[int], second: Sequence[int]) -> float:
         if votes == 0:
             continue
         tested += 1
-        distribution = hypergeom(n_first + n_second, votes, n_first)
-        tail = min(distribution.cdf(count), distribution.sf(count - 1))
-        smallest = min(smallest, 2 * float(tail))
+        smallest = min(smallest, 2 * _smaller_tail(count, votes, n_first, n_second))
     return min(1.0, smallest * max(1, tested))
+
+
+def _smaller_tail(count: int, votes: int, n_first: int, n_second: int) -> float:
+    """The smaller of P(X ≤ count) and P(X ≥ count), X being how many of `votes` fall among the first `n_first` draws.
+
+    Given the total number of votes, X is hypergeometric if both groups have the same probabilities.
+    """
+    possible = np.arange(max(0, votes - n_second), min(votes, n_first) + 1)
+    logs = _log_choose(n_first, possible) + _log_choose(n_second, votes - possible)
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    return float(min(weights[possible <= count].sum(), weights[possible >= count].sum()))
+
+
+def _log_choose(n: int, k: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1), np.float64)
