@@ -2,8 +2,8 @@
 
     python benchmarks/reclassification.py
 
-Both sides certify the same inputs with the same noise, in turns; the figure is the median of the rounds' ratios of time,
-beside the ratio of the number of forward rows.
+Both sides certify the same inputs with the same noise, in turns. The figure is the median of the rounds' ratios of
+time, beside the ratio of the number of forward rows.
 """
 
 from __future__ import annotations
