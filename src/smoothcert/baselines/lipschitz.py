@@ -2,13 +2,18 @@
 
 The constant is the whole network's, so the bound is cheap and loose; networks are trained for it (the recipe
 lipschitz-margin), or built of layers that bring no two inputs further apart (deel-torchlip).
+
+Rounding errors grow through the layers as differences of inputs do, so that the same constants bound how far the scores
+of the module, computed in floating point, can be from the exact ones (`Deviations`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,6 +32,7 @@ from smoothcert.baselines.operations import (
     Sorting,
     Sum,
 )
+from smoothcert.baselines.rounding import FLOAT64, Rounding, gamma
 from smoothcert.baselines.spectral import kind_of, norm_upper, overlap
 from smoothcert.errors import ModelError
 
@@ -39,11 +45,11 @@ def margin_slopes(network: Network, norm: Norm = norm_upper) -> Tensor:
     The affine layers at the end are taken together, and for each pair of classes by itself, so that a linear network's
     slopes are exact.
     """
-    place, rows = _head(network)
+    place, rows, errors = _head(network)
     apart = (rows[:, None] - rows[None]).flatten(2)
     # A norm has no gradient at 0, and the diagonal is 0.
     distances = (apart.square().sum(2) + torch.eye(len(rows), dtype=rows.dtype, device=rows.device)).sqrt()
-    return distances * lipschitz_constant(network, place, norm)
+    return (distances + errors[:, None] + errors[None]) * lipschitz_constant(network, place, norm)
 
 
 def lipschitz_constant(network: Network, place: int, norm: Norm = norm_upper) -> Tensor:
@@ -67,7 +73,7 @@ def _growth(nodes: list[Node], place: int, norm: Norm, inputs: list[Tensor]) -> 
     if isinstance(operation, Affine):
         return inputs[0] * norm(operation, _taken(operation, nodes[nodes[place].inputs[0]].shape, after), after)
     if isinstance(operation, Sum):
-        return torch.stack(inputs).sum()
+        return torch.stack(inputs).sum(0)
     if isinstance(operation, MaxPool):
         return inputs[0] * overlap(operation.size, operation.stride, after) ** 0.5
     if isinstance(operation, Relu | Sorting):
@@ -82,18 +88,32 @@ def _taken(operation: Affine, before: Shape, after: Shape) -> Shape:
     return after if isinstance(operation, Scale) else before
 
 
-def lipschitz_radii(network: Network, x: Tensor, slopes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def lipschitz_radii(
+    network: Network, x: Tensor, slopes: Tensor | None = None, labels: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Answers [B] and certified radii [B] for a batch x [B, *D]: margin / slope, the smallest over the other classes.
 
-    Give a network in float64: radii are rounded down by more than its rounding errors. `slopes` are its `margin_slopes`
-    if they are known already.
+    The module that was read as `network` answers `labels`, which are by default the network's own, to every input of its
+    precision within the radius: margins are lowered by what rounding can change in any execution (`rounding`).
+    `slopes` are the network's `margin_slopes` if they are known already.
     """
-    scores = network(x)
-    labels = scores.argmax(1)
-    slopes = (margin_slopes(network) if slopes is None else slopes).to(scores)
+    if kind_of(*(node.operation for node in network.nodes)).dtype != torch.float64:
+        network = network.to(torch.float64)
+    values = network.values(x.double())
+    scores = values[-1]
+    labels = scores.argmax(1) if labels is None else labels
+    slopes = (margin_slopes(network) if slopes is None else slopes).to(scores)[labels]
     margins = scores.gather(1, labels[:, None]) - scores
-    radii = (margins / slopes[labels]).scatter(1, labels[:, None], torch.inf).amin(1)
-    return labels, of_numbers_only(x, (radii * (1 - 1e-9)).nan_to_num(0.0, posinf=0.0).clamp_min(0.0))
+    # Errors grow with the radius: those within the radius that exact arithmetic has bound those within a smaller one.
+    errors = deviations(network).of_scores(values, _smallest_ratio(margins, slopes, labels))
+    radii = _smallest_ratio(margins - errors.gather(1, labels[:, None]) - errors, slopes, labels)
+    return labels, of_numbers_only(x, radii * (1 - 1e-9))
+
+
+def _smallest_ratio(margins: Tensor, slopes: Tensor, labels: Tensor) -> Tensor:
+    """The smallest margin / slope [B] over the other classes, 0 if it is negative, NaN or infinite."""
+    ratios = (margins / slopes).scatter(1, labels[:, None], torch.inf).amin(1)
+    return ratios.nan_to_num(0.0, posinf=0.0, neginf=0.0).clamp_min(0.0)
 
 
 def of_numbers_only(x: Tensor, radii: Tensor) -> Tensor:
@@ -102,32 +122,145 @@ def of_numbers_only(x: Tensor, radii: Tensor) -> Tensor:
 
 
 def unit_slopes(network: Network, place: int) -> Tensor:
-    """How fast each value [*D] of a node can change at most, which must be an affine operation or a sum of such."""
+    """How fast each value [*D] of a node can change at most."""
     node = network.nodes[place]
     if isinstance(node.operation, Sum):
         return torch.stack([unit_slopes(network, i) for i in node.inputs]).sum(0)
     if not isinstance(node.operation, Affine):
         return lipschitz_constant(network, place).expand(node.shape)
-    before = node.inputs[0]
-    ones = torch.ones(1, *network.nodes[before].shape).to(kind_of(node.operation))
-    squares = node.operation.squared().linear(ones)
-    return squares[0].double().sqrt() * lipschitz_constant(network, before)
+    return row_norms(network.nodes, place) * lipschitz_constant(network, node.inputs[0])
 
 
-def _head(network: Network) -> tuple[int, Tensor]:
-    """The scores as an affine function of an earlier node: its place, and the rows [K, *D] of the matrix."""
+def row_norms(nodes: Sequence[Node], place: int) -> Tensor:
+    """The norms [*D] in float64 of the rows of an affine operation."""
+    operation, before = nodes[place].operation, nodes[nodes[place].inputs[0]].shape
+    assert isinstance(operation, Affine)
+    return operation.squared().linear(torch.ones(1, *before).to(kind_of(operation)))[0].double().sqrt()
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far the values of a node can be from the exact ones, in any execution within the ball (see `rounding`)."""
+
+    each: Tensor
+    """Bounds [B, *D] of each value's deviation."""
+    total: Tensor
+    """Bounds [B] of the L2 norm of all of them."""
+    recent: Tensor
+    """The part [B, *D] that arose since the node from which a merged operation leads here."""
+
+
+class Deviations:
+    """Carries rounding errors through a network: those of an operation, and what it makes of those before it."""
+
+    def __init__(self, network: Network) -> None:
+        self.rounding = Rounding(network)
+        self._nodes, self._merged = network.nodes, _merged(network)
+        rows = [isinstance(node.operation, Affine) and bool(node.inputs) for node in self._nodes]
+        self._row_norms = [row_norms(self._nodes, at) if one else None for at, one in enumerate(rows)]
+        self._norms: dict[int, Tensor] = {}
+        self._slopes = self._all_slopes()
+
+    def _norm(self, operation: Affine, before: Shape, after: Shape) -> Tensor:
+        """The norm of an operation of this network, computed once."""
+        if id(operation) not in self._norms:
+            self._norms[id(operation)] = norm_upper(operation, before, after)
+        return self._norms[id(operation)]
+
+    def _all_slopes(self) -> list[Tensor]:
+        """How fast each value [*D] of each node can change at most."""
+        constants: list[Tensor] = []
+        slopes: list[Tensor] = []
+        for place, node in enumerate(self._nodes):
+            constants.append(self._grown(place, constants))
+            rows, inputs = self._row_norms[place], [slopes[i] for i in node.inputs]
+            if rows is not None:
+                slopes.append(rows * constants[node.inputs[0]])
+            elif isinstance(node.operation, Relu):
+                slopes.append(inputs[0])
+            elif isinstance(node.operation, Sum):
+                slopes.append(torch.stack(inputs).sum(0))
+            else:
+                slopes.append(constants[-1].expand(node.shape))
+        return slopes
+
+    def _grown(self, place: int, totals: Sequence[Tensor]) -> Tensor:
+        """What differences of these L2 norms become at a node."""
+        return _growth(self._merged, place, self._norm, [totals[i] for i in self._merged[place].inputs])
+
+    def of_scores(self, values: Sequence[Tensor], eps: Tensor) -> Tensor:
+        """How far each score [B, K] can be from the exact one within eps [B] of inputs that give `values` exactly.
+
+        Values in float64 will do.
+        """
+        sizes: list[Tensor] = []
+        found: list[Deviation] = []
+        for place, value in enumerate(values):
+            terms = self.rounding.terms(place, sizes) if place else value.abs()
+            found.append(self.after(place, found, self.rounding.local(place, terms) if place else 0 * terms))
+            reach = eps.view(-1, *[1] * (value.ndim - 1)) * self._slopes[place]
+            sizes.append(value.abs() + reach + found[-1].each)
+        return found[-1].each
+
+    def after(self, place: int, found: Sequence[Deviation], local: Tensor) -> Deviation:
+        """The deviation of a node from those of all nodes before, and the rounding error [B, *D] of its operation."""
+        node = self._nodes[place]
+        if not node.inputs:
+            return Deviation(local, local.flatten(1).norm(dim=1), local)
+        merged = self._merged[place].inputs != node.inputs
+        recent = local + self._through(place, [found[i].recent for i in node.inputs]) if merged else local
+        total = self._grown(place, [one.total for one in found]) + recent.flatten(1).norm(dim=1)
+        each = self._through(place, [found[i].each for i in node.inputs])
+        rows = self._row_norms[place]
+        if rows is not None:
+            before = found[node.inputs[0]].total
+            each = torch.minimum(each, before.view(-1, *[1] * rows.ndim) * rows.to(each))
+        each = each + local
+        total = torch.minimum(total, each.flatten(1).norm(dim=1))
+        return Deviation(torch.minimum(each, total.view(-1, *[1] * (each.ndim - 1))), total, recent)
+
+    def _through(self, place: int, inputs: Sequence[Tensor]) -> Tensor:
+        """What deviations [B, *D] of each input value become at most."""
+        operation, absolute = self._nodes[place].operation, self.rounding.absolute[place]
+        if absolute is not None:
+            return absolute.linear(inputs[0])
+        if isinstance(operation, Sum):
+            return torch.stack(list(inputs)).sum(0)
+        if isinstance(operation, MaxPool):
+            return operation(inputs[0])
+        if isinstance(operation, Relu):
+            return inputs[0]
+        # Sorted values are no further apart than the values at their largest distance.
+        return inputs[0].flatten(1).amax(1).view(-1, *[1] * (inputs[0].ndim - 1)).expand_as(inputs[0])
+
+
+@lru_cache(maxsize=8)
+def deviations(network: Network) -> Deviations:
+    """The deviations of a network whose weights do not change."""
+    return Deviations(network)
+
+
+def _head(network: Network) -> tuple[int, Tensor, Tensor]:
+    """The scores as an affine function of an earlier node: its place, and the rows [K, *D] of the matrix.
+
+    And bounds [K] on the norms of the rounding errors of the rows, in float64.
+    """
     used = Counter(i for node in network.nodes for i in node.inputs)
     place = len(network.nodes) - 1
     operation = network.nodes[place].operation
     like = kind_of(*(node.operation for node in network.nodes))
-    rows = torch.eye(network.nodes[place].shape[0], dtype=like.dtype, device=like.device)
+    rows = sizes = torch.eye(network.nodes[place].shape[0], dtype=like.dtype, device=like.device)
+    count = 0
     while isinstance(operation, Affine):
+        count += math.prod(network.nodes[place].shape)
         before = network.nodes[place].inputs[0]
         rows = operation.transpose(rows, network.nodes[before].shape)
+        with torch.no_grad():
+            sizes = operation.absolute().transpose(sizes, network.nodes[before].shape)
         place, operation = before, network.nodes[before].operation
         if used[place] > 1:
             break
-    return place, rows
+    return place, rows, gamma(2 * count, FLOAT64) * sizes.flatten(1).norm(dim=1)
 
 
 def _merged(network: Network) -> list[Node]:
