@@ -105,8 +105,8 @@ def lipschitz_radii(
     slopes = (margin_slopes(network) if slopes is None else slopes).to(scores)[labels]
     margins = scores.gather(1, labels[:, None]) - scores
     # Errors grow with the radius: those within the radius that exact arithmetic has bound those within a smaller one.
-    errors = deviations(network).of_scores(values, _smallest_ratio(margins, slopes, labels))
-    radii = _smallest_ratio(margins - errors.gather(1, labels[:, None]) - errors, slopes, labels)
+    errors = deviations(network).of_margins(values, _smallest_ratio(margins, slopes, labels), labels)
+    radii = _smallest_ratio(margins - errors, slopes, labels)
     return labels, of_numbers_only(x, radii * (1 - 1e-9))
 
 
@@ -119,23 +119,6 @@ def _smallest_ratio(margins: Tensor, slopes: Tensor, labels: Tensor) -> Tensor:
 def of_numbers_only(x: Tensor, radii: Tensor) -> Tensor:
     """The radii [B], but 0 for inputs that are not finite: units that such a value switches off leave scores finite."""
     return torch.where(x.flatten(1).isfinite().all(1), radii, 0.0)
-
-
-def unit_slopes(network: Network, place: int) -> Tensor:
-    """How fast each value [*D] of a node can change at most."""
-    node = network.nodes[place]
-    if isinstance(node.operation, Sum):
-        return torch.stack([unit_slopes(network, i) for i in node.inputs]).sum(0)
-    if not isinstance(node.operation, Affine):
-        return lipschitz_constant(network, place).expand(node.shape)
-    return row_norms(network.nodes, place) * lipschitz_constant(network, node.inputs[0])
-
-
-def row_norms(nodes: Sequence[Node], place: int) -> Tensor:
-    """The norms [*D] in float64 of the rows of an affine operation."""
-    operation, before = nodes[place].operation, nodes[nodes[place].inputs[0]].shape
-    assert isinstance(operation, Affine)
-    return operation.squared().linear(torch.ones(1, *before).to(kind_of(operation)))[0].double().sqrt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,71 +136,123 @@ class Deviation:
 class Deviations:
     """Carries rounding errors through a network: those of an operation, and what it makes of those before it."""
 
+    slopes: list[Tensor]
+    """How fast each value [*D] of each node can change at most, per unit of L2 distance of the input."""
+
     def __init__(self, network: Network) -> None:
         self.rounding = Rounding(network)
         self._nodes, self._merged = network.nodes, _merged(network)
-        rows = [isinstance(node.operation, Affine) and bool(node.inputs) for node in self._nodes]
-        self._row_norms = [row_norms(self._nodes, at) if one else None for at, one in enumerate(rows)]
+        places = range(len(self._nodes))
+        self._is_merged = [self._nodes[at].inputs != self._merged[at].inputs for at in places]
+        self._inside = {self._nodes[at].inputs[0] for at in places if self._is_merged[at]}
+        self._row_norms = [_row_norms(self._nodes, at) for at in places]
+        self._merged_row_norms = [_row_norms(self._merged, at) for at in places]
         self._norms: dict[int, Tensor] = {}
-        self._slopes = self._all_slopes()
+        self._constants = self._all_constants()
+        self.slopes = self._all_slopes()
 
-    def _norm(self, operation: Affine, before: Shape, after: Shape) -> Tensor:
-        """The norm of an operation of this network, computed once."""
-        if id(operation) not in self._norms:
-            self._norms[id(operation)] = norm_upper(operation, before, after)
-        return self._norms[id(operation)]
+    def _all_constants(self) -> list[Tensor]:
+        """The Lipschitz constants of all nodes; NaN inside of merged operations, where they take long to compute."""
+        constants: list[Tensor] = []
+        for place, node in enumerate(self._nodes):
+            if place in self._inside and not isinstance(node.operation, Scale | Reshape):
+                constants.append(torch.full_like(constants[0], torch.nan))
+            else:
+                constants.append(self._grown(place, constants))
+        return constants
 
     def _all_slopes(self) -> list[Tensor]:
-        """How fast each value [*D] of each node can change at most."""
-        constants: list[Tensor] = []
-        slopes: list[Tensor] = []
-        for place, node in enumerate(self._nodes):
-            constants.append(self._grown(place, constants))
-            rows, inputs = self._row_norms[place], [slopes[i] for i in node.inputs]
+        constants, slopes = self._constants, list[Tensor]()
+        for place, node in enumerate(self._merged):
+            rows = self._merged_row_norms[place]
             if rows is not None:
                 slopes.append(rows * constants[node.inputs[0]])
             elif isinstance(node.operation, Relu):
-                slopes.append(inputs[0])
+                slopes.append(slopes[node.inputs[0]])
             elif isinstance(node.operation, Sum):
-                slopes.append(torch.stack(inputs).sum(0))
+                slopes.append(torch.stack([slopes[i] for i in node.inputs]).sum(0))
             else:
-                slopes.append(constants[-1].expand(node.shape))
+                slopes.append(constants[place].expand(node.shape))
         return slopes
 
     def _grown(self, place: int, totals: Sequence[Tensor]) -> Tensor:
         """What differences of these L2 norms become at a node."""
-        return _growth(self._merged, place, self._norm, [totals[i] for i in self._merged[place].inputs])
+
+        def norm(operation: Affine, before: Shape, after: Shape) -> Tensor:
+            if place not in self._norms:
+                self._norms[place] = norm_upper(operation, before, after)
+            return self._norms[place]
+
+        return _growth(self._merged, place, norm, [totals[i] for i in self._merged[place].inputs])
 
     def of_scores(self, values: Sequence[Tensor], eps: Tensor) -> Tensor:
-        """How far each score [B, K] can be from the exact one within eps [B] of inputs that give `values` exactly.
+        """How far each score [B, K] can be from the exact one, within eps [B] of inputs that give `values` in float64.
 
-        Values in float64 will do.
+        As far too, then, from one in float64.
         """
+        return self._all(values, eps)[-1].each
+
+    def of_margins(self, values: Sequence[Tensor], eps: Tensor, labels: Tensor) -> Tensor:
+        """How far the labels' scores minus the others' [B, K] can be from the exact ones within eps [B], likewise."""
+        found = self._all(values, eps)
+        scores, head = found[-1], self._nodes[-1].operation
+        apart = scores.each.gather(1, labels[:, None]) + scores.each
+        if not isinstance(head, Linear) or self._is_merged[-1]:
+            return apart
+        # What is off before the last layer moves both scores: their weights' difference counts.
+        differences = (head.weight[labels][:, None] - head.weight).norm(dim=2)
+        before = found[self._nodes[-1].inputs[0]].total[:, None]
+        local = scores.recent.gather(1, labels[:, None]) + scores.recent
+        return torch.minimum(apart, differences * before * (1 + 1e-9) + local)
+
+    def _all(self, values: Sequence[Tensor], eps: Tensor) -> list[Deviation]:
+        """The deviations of all nodes within eps [B] of inputs that give `values` in float64."""
         sizes: list[Tensor] = []
         found: list[Deviation] = []
         for place, value in enumerate(values):
-            terms = self.rounding.terms(place, sizes) if place else value.abs()
-            found.append(self.after(place, found, self.rounding.local(place, terms) if place else 0 * terms))
-            reach = eps.view(-1, *[1] * (value.ndim - 1)) * self._slopes[place]
+            local = torch.zeros_like(value)
+            if place:
+                local = self.rounding.local(place, self.terms(place, values, sizes, found, eps))
+            found.append(self.after(place, found, local))
+            reach = eps.view(-1, *[1] * (value.ndim - 1)) * self.slopes[place]
             sizes.append(value.abs() + reach + found[-1].each)
-        return found[-1].each
+        return found
+
+    def terms(
+        self, place: int, values: Sequence[Tensor], sizes: Sequence[Tensor], found: Sequence[Deviation], eps: Tensor
+    ) -> Tensor:
+        """Bounds [B, *D] on the sums of absolute terms that the operation of a node adds up, within eps [B].
+
+        By the `sizes` of its inputs, or, if that is less, by their values at x and by how far these can change
+        together, in L2: Σ|wᵢ·zᵢ| ≤ Σ|wᵢ·zᵢ(x)| + ‖w‖·‖z − z(x)‖.
+        """
+        by_sizes, rows = self.rounding.terms(place, sizes), self._row_norms[place]
+        if rows is None:
+            return by_sizes
+        before = self._nodes[place].inputs[0]
+        change = (eps * self._constants[before].to(eps) + found[before].total).view(-1, *[1] * rows.ndim)
+        at_x = self.rounding.terms(place, {before: values[before].abs()})
+        return torch.fmin(by_sizes, at_x + change * rows.to(by_sizes))  # where the constant is NaN, by sizes
 
     def after(self, place: int, found: Sequence[Deviation], local: Tensor) -> Deviation:
         """The deviation of a node from those of all nodes before, and the rounding error [B, *D] of its operation."""
         node = self._nodes[place]
         if not node.inputs:
             return Deviation(local, local.flatten(1).norm(dim=1), local)
-        merged = self._merged[place].inputs != node.inputs
-        recent = local + self._through(place, [found[i].recent for i in node.inputs]) if merged else local
-        total = self._grown(place, [one.total for one in found]) + recent.flatten(1).norm(dim=1)
-        each = self._through(place, [found[i].each for i in node.inputs])
-        rows = self._row_norms[place]
+        recent = local
+        if self._is_merged[place]:
+            recent = local + self._through(place, [found[i].recent for i in node.inputs])
+        each = self._through(place, [found[i].each for i in node.inputs]) + local
+        rows = self._merged_row_norms[place]
         if rows is not None:
-            before = found[node.inputs[0]].total
-            each = torch.minimum(each, before.view(-1, *[1] * rows.ndim) * rows.to(each))
-        each = each + local
-        total = torch.minimum(total, each.flatten(1).norm(dim=1))
-        return Deviation(torch.minimum(each, total.view(-1, *[1] * (each.ndim - 1))), total, recent)
+            before = found[self._merged[place].inputs[0]].total
+            each = torch.minimum(each, before.view(-1, *[1] * rows.ndim) * rows.to(each) + recent)
+        total = each.flatten(1).norm(dim=1)
+        if place not in self._inside:
+            grown = self._grown(place, [one.total for one in found]) + recent.flatten(1).norm(dim=1)
+            total = torch.minimum(total, grown)
+            each = torch.minimum(each, total.view(-1, *[1] * (each.ndim - 1)))
+        return Deviation(each, total, recent)
 
     def _through(self, place: int, inputs: Sequence[Tensor]) -> Tensor:
         """What deviations [B, *D] of each input value become at most."""
@@ -232,6 +267,16 @@ class Deviations:
             return inputs[0]
         # Sorted values are no further apart than the values at their largest distance.
         return inputs[0].flatten(1).amax(1).view(-1, *[1] * (inputs[0].ndim - 1)).expand_as(inputs[0])
+
+
+def _row_norms(nodes: Sequence[Node], place: int) -> Tensor | None:
+    """The norms [*D] in float64 of the rows of an affine operation; None for others."""
+    operation, shape = nodes[place].operation, nodes[place].shape
+    if not isinstance(operation, Affine):
+        return None
+    before = _taken(operation, nodes[nodes[place].inputs[0]].shape, shape)
+    squares = operation.squared().linear(torch.ones(1, *before).to(kind_of(operation)))
+    return squares[0].double().sqrt()
 
 
 @lru_cache(maxsize=8)

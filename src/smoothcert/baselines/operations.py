@@ -16,7 +16,8 @@ from torch.nn import functional
 
 Shape = tuple[int, ...]
 
-_FEW = 8  # roundings beside those of a sum: of a bias, a division, of weights and inputs to fewer digits
+_BESIDE = 3  # roundings beside those of n products' sum: of a bias, a division, a weight that was read
+_NORMALISING = 24  # at most 12 in a batch norm, in any order of evaluation, and 12 when it was read
 
 
 class Operation(ABC):
@@ -194,7 +195,7 @@ class Linear(Affine):
     @property
     def roundings(self) -> int:
         """Of its product, of the sum over the inputs, of the bias."""
-        return self.weight.shape[1] + _FEW
+        return self.weight.shape[1] + _BESIDE
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +262,7 @@ class Conv(Affine):
     @property
     def roundings(self) -> int:
         """Of its product, of the sum over the window, of the bias."""
-        return self.weight[0].numel() + _FEW
+        return self.weight[0].numel() + _BESIDE
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,8 +299,8 @@ class Scale(Affine):
 
     @property
     def roundings(self) -> int:
-        """At most 12 in a batch norm, in either order of evaluation, and 12 when it was read."""
-        return 4 * _FEW
+        """Those of a batch norm, which are more than those of normalisation."""
+        return _NORMALISING
 
 
 def _absolute(values: Tensor | None) -> Tensor | None:

@@ -159,7 +159,7 @@ class Relaxation:
             terms = torch.maximum(low.abs(), high.abs())
             local = deviations.rounding.own * terms
         else:
-            terms = deviations.rounding.terms(place, self._sizes)
+            terms = deviations.terms(place, self._values, self._sizes, self._deviated, self._eps)
             local = deviations.rounding.local(place, terms)
         self._deviated.append(deviations.after(place, self._deviated, local))
         self._local.append(local)

@@ -13,7 +13,7 @@ network in float64, with which bounds are computed, is a third.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class Rounding:
         most += max((one.operation.roundings for one in nodes if isinstance(one.operation, Affine)), default=0)
         self.own = gamma(8 * most + 64 * len(nodes), FLOAT64)
 
-    def terms(self, place: int, sizes: Sequence[Tensor]) -> Tensor:
+    def terms(self, place: int, sizes: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
         """The sum [B, *D] of the absolute terms of each value, given the largest absolute values of all nodes before.
 
         No value of an execution is larger, but for the rounding error of the last operation.

@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from smoothcert.baselines.lipschitz import Deviations, deviations, of_numbers_only, unit_slopes
+from smoothcert.baselines.lipschitz import deviations, of_numbers_only
 from smoothcert.baselines.network import Network
 from smoothcert.baselines.operations import MaxPool, Relu, Shape
 from smoothcert.baselines.reading import Reading
@@ -65,13 +65,9 @@ class RelaxedNetwork:
 
 
 @lru_cache(maxsize=8)
-def _of_weights(network: Network) -> tuple[dict[int, Tensor], dict[int, Tensor], Deviations]:
-    """What depends on a network's weights alone, which must not change: slopes of values, norms of rows to come, ...
-
-    ... and what carries rounding errors.
-    """
-    bounded = {node.inputs[0] for node in network.nodes if isinstance(node.operation, Relu | MaxPool)}
-    return {at: unit_slopes(network, at) for at in bounded}, {}, deviations(network)
+def _row_norms(network: Network) -> dict[int, Tensor]:  # noqa: ARG001 - a place for each network
+    """Where relaxations of a network, whose weights must not change, keep the norms of rows for the next ones."""
+    return {}
 
 
 class _Margins:
@@ -83,8 +79,9 @@ class _Margins:
         self._remember = remember
         self._within = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
         self._known: dict[int, Interval] = {}
-        found, self._norms, self._deviations = _of_weights(network)
-        self._unit_slopes = {at: one.to(x) * _OUTWARD for at, one in found.items()}
+        self._norms, self._deviations = _row_norms(network), deviations(network)
+        bounded = {node.inputs[0] for node in network.nodes if isinstance(node.operation, Relu | MaxPool)}
+        self._unit_slopes = {at: self._deviations.slopes[at].to(x) * _OUTWARD for at in bounded}
 
     def __call__(self, eps: Tensor, places: Tensor) -> Tensor:
         """The least margin [B] over the other classes."""
