@@ -107,18 +107,21 @@ def _example(model: nn.Module, shape: Shape) -> Tensor:
 @torch.no_grad()
 def _compare(model: nn.Module, network: Network, example: Tensor, executed: list[str]) -> None:
     copied = _copied(example)
-    with _recording() as operations:
-        own = model(copied)
-    read = network(example)
-    digits = {"rtol": 1e-9, "atol": 1e-9} if own.dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
-    if own.ndim != 2 or own.shape != read.shape or not torch.allclose(own, read.to(own.dtype), **digits):
-        raise ModelError("The network was not read as it computes: its scores differ from the model's.")
+    try:
+        with _recording() as operations:
+            own = model(copied)
+    except RuntimeError as error:
+        raise ModelError(f"The network fails on inputs that its layers take, one after the other: {error}") from error
     if operations != executed:
         unseen = [one for one in operations if one not in executed] or operations
         raise ModelError(
             "The network was not read as it computes: tracing it does not show all that it does "
             f"({', '.join(dict.fromkeys(unseen))}). Remove hooks, contexts such as autocast, and other side effects."
         )
+    read = network(example)
+    digits = {"rtol": 1e-9, "atol": 1e-9} if own.dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
+    if own.ndim != 2 or own.shape != read.shape or not torch.allclose(own, read.to(own.dtype), **digits):
+        raise ModelError("The network was not read as it computes: its scores differ from the model's.")
 
 
 class _Recorder(TorchDispatchMode):
