@@ -66,17 +66,17 @@ def sum_in_place(self: Reused, y: Tensor) -> tuple[Tensor, Tensor]:
 
 OVERWRITTEN = {
     "module": lambda self, y: (self.relu(y), y),
-    "function": lambda self, y: (functional.relu(y, inplace=True), y),
-    "function by position": lambda self, y: (functional.relu(y, True), y),  # noqa: FBT003
-    "torch.relu_": lambda self, y: (torch.relu_(y), y),
-    "functional.relu_": lambda self, y: (functional.relu_(y), y),
-    "method": lambda self, y: (y.relu_(), y),
+    "function": lambda _, y: (functional.relu(y, inplace=True), y),
+    "function by position": lambda _, y: (functional.relu(y, True), y),
+    "torch.relu_": lambda _, y: (torch.relu_(y), y),
+    "functional.relu_": lambda _, y: (functional.relu_(y), y),
+    "method": lambda _, y: (y.relu_(), y),
     "of a view": of_a_view,
     "of what a view shows": of_what_a_view_shows,
     "under another name": lambda self, y: (self.relu(self.same(y)), y),
     "behind dropout": lambda self, y: (self.relu(self.dropout(y)), y),
     "sum": sum_in_place,
-    "method of a sum": lambda self, y: (y.add_(functional.relu(y)), y),
+    "method of a sum": lambda _, y: (y.add_(functional.relu(y)), y),
 }
 POINT = torch.tensor([[0.5, 0.0]])
 
@@ -90,7 +90,7 @@ def test_a_value_that_is_overwritten_in_place_and_used_again_is_refused(name, me
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_network_that_keeps_the_value_is_certified(method):
-    model = Reused(lambda self, y: (functional.relu(y), y))
+    model = Reused(lambda _, y: (functional.relu(y), y))
     [label], [radius] = make_certifier(method, model, (2,))(POINT)
     assert int(label) == int(model(POINT).argmax()) == 1
     assert 0.05 < float(radius) <= 0.2
@@ -136,7 +136,7 @@ def test_operations_in_place_whose_input_is_not_used_again_are_the_same_as_other
 
 def test_networks_are_read_in_inference_mode_too():
     with torch.inference_mode():
-        model = Reused(lambda self, y: (functional.relu(y), y))
+        model = Reused(lambda _, y: (functional.relu(y), y))
         [label], [radius] = make_certifier("lipschitz", model, (2,))(POINT)
         assert int(label) == 1
         assert float(radius) > 0.05
@@ -210,7 +210,7 @@ def with_hook(register) -> nn.Module:
 
 def with_own_forward() -> nn.Module:
     model = layers()
-    model[1].forward = MethodType(lambda self, x: functional.relu(x).clamp_max(1), model[1])
+    model[1].forward = MethodType(lambda _, x: functional.relu(x).clamp_max(1), model[1])
     return model
 
 

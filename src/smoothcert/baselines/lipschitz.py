@@ -93,9 +93,9 @@ def lipschitz_radii(
 ) -> tuple[Tensor, Tensor]:
     """Answers [B] and certified radii [B] for a batch x [B, *D]: margin / slope, the smallest over the other classes.
 
-    The module that was read as `network` answers `labels`, which are by default the network's own, to every input of its
-    precision within the radius: margins are lowered by what rounding can change in any execution (`rounding`).
-    `slopes` are the network's `margin_slopes` if they are known already.
+    `labels` are the module's answers (default: those of the network as read). The module gives the same answer to every
+    input of its own precision within the radius: margins are reduced by the largest rounding error of any execution
+    (see `rounding`). `slopes` are the network's `margin_slopes`, if already computed.
     """
     if kind_of(*(node.operation for node in network.nodes)).dtype != torch.float64:
         network = network.to(torch.float64)

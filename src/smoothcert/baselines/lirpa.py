@@ -101,8 +101,8 @@ def _check_at_inputs(model: nn.Module, margins: LirpaMargins, x: Tensor, toleran
     if bool(wrong.any()):
         place = int(wrong.nonzero()[0])
         raise ModelError(
-            f"auto_LiRPA did not read the network as it computes: at input {place} of the batch the margin of its answer "
-            f"is {float(own[place]):.6g}, by auto_LiRPA {float(read[place]):.6g}."
+            f"auto_LiRPA did not read the network as it computes: at input {place} of the batch the module's margin is "
+            f"{float(own[place]):.6g}, but {float(read[place]):.6g} according to auto_LiRPA."
         )
 
 

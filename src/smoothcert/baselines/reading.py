@@ -26,7 +26,7 @@ class Reading:
 
     @classmethod
     def of(cls, model: nn.Module, shape: Shape) -> Reading:
-        """Read a module for inputs of `shape`; ModelError for what is not supported. The module itself stays as it is."""
+        """Read a copy of `model` for inputs of `shape`. Raises ModelError if it contains unsupported operations."""
         module = copy.deepcopy(model).eval().requires_grad_(False)
         return cls(module, read_network(module, shape).to(torch.float64))
 

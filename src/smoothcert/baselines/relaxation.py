@@ -5,9 +5,9 @@ of a slope from 0 to 1. With the chord's own slope this is the bound of Wong & K
 with slope 0 or 1, whichever leaves less room, it is CROWN (Zhang et al. 2018). All bounds l and u are found the same
 way, layer after layer. Coefficients go back through transposed convolutions, never as a dense matrix of the layer.
 
-To cover rounding, each operation is taken as the exact one plus an error of unknown sign within proved bounds
-(`rounding`). On its way back a coefficient c meets this error as one more variable, which costs |c| times its bound. The
-same bounds cover the rounding of the coefficients themselves, so that what is found holds for all executions.
+To cover rounding, each operation is treated as the exact operation plus an unknown error within proved bounds (see
+`rounding`). In the backward pass this error is one more variable: with coefficient c it costs |c| times its bound. The
+same bounds cover the rounding of the coefficients themselves, so the result holds for all executions.
 """
 
 from __future__ import annotations

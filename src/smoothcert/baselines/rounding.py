@@ -1,13 +1,14 @@
-"""What floating point can add to each operation of a network: proved bounds on rounding errors.
+"""Proved bounds on the rounding error of each operation of a network.
 
-The model is the standard one (Higham 2002, sections 2.2 and 3.1). Each product, sum, quotient or root is the exact
-one times 1 + δ, |δ| ≤ u, or off by less than the smallest normal number where it underflows. A sum of n products, in any
-order, with or without fused multiply-adds, is then off by at most γ_n·Σ|wᵢ·xᵢ|, γ_n = n·u / (1 − n·u). Algorithms that
-are no sums of products (Winograd, FFT) are outside of this model.
+The standard model of floating-point arithmetic (Higham 2002, sections 2.2 and 3.1): each product, sum, quotient or root
+equals the exact result times 1 + δ with |δ| ≤ u, or differs from it by less than the smallest normal number if it
+underflows. A sum of n products, in any order and with or without fused multiply-adds, then has an error of at most
+γ_n·Σ|wᵢ·xᵢ|, γ_n = n·u / (1 − n·u). Algorithms that do not compute sums of products directly (Winograd, FFT) are not
+covered by this model.
 
-An *execution* of a network on an input is any choice of values such that each operation, applied to the values that
-it takes, is off by no more than its bound. The module in its own precision is one, exact arithmetic is another, and the
-network in float64, with which bounds are computed, is a third.
+An *execution* of a network on an input assigns a value to each node such that the error of each operation, applied to
+the values of its inputs, stays within its bound. The module in its own precision is one execution; exact arithmetic and
+the float64 network that bounds are computed with are two others.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from smoothcert.baselines.spectral import kind_of
 
 FLOAT64 = 2.0**-53  # the unit roundoff of the numbers that bounds are computed with
 _REDUCED = 2.0**-8  # bfloat16, the coarsest that torch may compute float32 products in
-_OUTWARD = 1 + 2.0**-20  # far more than bounds on errors lose themselves, as float64 numbers
+_OUTWARD = 1 + 2.0**-20  # covers the rounding of the error bounds themselves, which are computed in float64
 
 
 def unit_roundoff(dtype: torch.dtype, device: torch.device) -> float:
-    """U: how far a number of this precision can be from the exact one, relative.
+    """The unit roundoff u of `dtype`: the largest relative error of one rounding.
 
-    Of float32 it is that of bfloat16 where torch is allowed to multiply in fewer digits (TF32, bfloat16).
+    For float32 this is the unit roundoff of bfloat16 if torch may use reduced precision for products (TF32, bfloat16).
     """
     if dtype == torch.float32 and _reduced(device):
         return _REDUCED
@@ -56,10 +57,10 @@ class Rounding:
     """Bounds on the rounding errors of each operation of a network, in float64."""
 
     own: float
-    """A bound on the relative error of anything that bounds are computed from in float64.
+    """γ_n in float64, for an n larger than the number of roundings in any sum that bounds are computed from.
 
-    A step backwards through an operation is a sum of products too. Its error times the values that it applies to is at
-    most this times the sum of absolute terms, which `terms` is. No such sum has more terms than counted here.
+    A backward step through an operation is a sum of products as well: its error, multiplied by the values of the inputs,
+    is at most this number times `terms`.
     """
 
     def __init__(self, network: Network) -> None:
@@ -73,9 +74,9 @@ class Rounding:
         self.own = gamma(8 * most + 64 * len(nodes), FLOAT64)
 
     def terms(self, place: int, sizes: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
-        """The sum [B, *D] of the absolute terms of each value, given the largest absolute values of all nodes before.
+        """The sums [B, *D] of absolute terms that the values of a node consist of, given bounds on all earlier nodes.
 
-        No value of an execution is larger, but for the rounding error of the last operation.
+        Up to the rounding error of this operation, they bound the absolute values of the node in any execution.
         """
         node, absolute = self._nodes[place], self.absolute[place]
         inputs = [sizes[i] for i in node.inputs]
@@ -88,12 +89,12 @@ class Rounding:
         return inputs[0]
 
     def local(self, place: int, terms: Tensor) -> Tensor:
-        """Bounds [B, *D] on the error of one operation, in the module's precision and in float64, by its `terms`."""
+        """Bounds [B, *D] on the error of one operation, in the module's precision plus in float64, from its `terms`."""
         count = self._roundings(place)
         bound = (gamma(count, self._unit) + self.own) * _OUTWARD * terms + count * self._smallest
         if count == 0:
             return bound
-        return torch.where(terms < self._largest, bound, torch.inf)  # beyond, the module may overflow
+        return torch.where(terms < self._largest, bound, torch.inf)  # the module may overflow
 
     def _roundings(self, place: int) -> int:
         operation = self._nodes[place].operation

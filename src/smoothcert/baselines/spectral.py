@@ -132,7 +132,7 @@ def _by_frequencies(operation: Conv, after: Shape) -> Tensor:
 def _frequencies(kernel: Tensor, torus: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The Fourier transform of kernels [g, out, in, h, w] on a torus, of half of all frequencies: [g, H, W', out, in].
 
-    And a bound on the Frobenius norm of its error. As sums of products, whose rounding is known: a kernel has few pixels.
+    And a bound on the Frobenius norm of its error. Computed as sums of products, whose rounding error is known.
     """
     waves = []
     for side, width in zip((torus[0], torus[1]), kernel.shape[3:], strict=True):
