@@ -87,8 +87,8 @@ def test_a_hidden_offset_that_precision_holds_costs_no_more_than_it_loses(method
     assert exact * (1 - 2e-3) - lost <= float(radius) <= exact
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_batch_norm_whose_mean_and_bias_cancel_is_not_taken_for_exact(method):
+def cancelling_norm() -> nn.Module:
+    """Batch norm that subtracts 2²⁶ and adds it again."""
     model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.ReLU(), nn.Linear(2, 2)).eval().requires_grad_(False)
     model[0].weight.copy_(torch.tensor([[1.0], [1.0]]))
     model[0].bias.zero_()
@@ -97,8 +97,72 @@ def test_batch_norm_whose_mean_and_bias_cancel_is_not_taken_for_exact(method):
     model[1].bias.fill_(2.0**26)
     model[3].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
     model[3].bias.copy_(torch.tensor([0.0, 0.4]))
-    _, [radius] = make_certifier(method, model, (1,))(torch.ones(1, 1))
+    return model
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batch_norm_whose_mean_and_bias_cancel_is_not_taken_for_exact(method):
+    _, [radius] = make_certifier(method, cancelling_norm(), (1,))(torch.ones(1, 1))
     assert float(radius) == 0
+
+
+def test_terms_of_batch_norm_that_are_forgotten_are_caught(monkeypatch):
+    real = Scale.absolute
+    monkeypatch.setattr(Scale, "absolute", lambda self: real(replace(self, shift_terms=None)))
+    monkeypatch.setattr("smoothcert.baselines.reading.Reading.answers", lambda self, x: self.module(x).argmax(1))
+    radii = [make_certifier(method, cancelling_norm(), (1,))(torch.ones(1, 1))[1] for method in METHODS]
+    assert max(float(one) for one in radii) > 0
+
+
+def cancelling() -> nn.Module:
+    """The scores (0.5 + product · x, 0) of two affine layers whose product, −1.41, is a difference of numbers near 2⁵³.
+
+    In float64 it is rounded to a whole number.
+    """
+    first = 94906265.62425156
+    second = math.nextafter(first, math.inf)
+    model = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2)).double().requires_grad_(False)
+    for part in model:
+        part.bias.zero_()
+    model[0].weight.copy_(torch.tensor([[first], [first - 31.1]], dtype=torch.float64))
+    model[1].weight.copy_(torch.tensor([[first - 31.1, -second], [0.0, 0.0]], dtype=torch.float64))
+    model[1].bias[0] = 0.5
+    return model
+
+
+def cancelling_radii(method: str) -> tuple[Fraction, Fraction]:
+    """The certified radius at 0, and the exact one."""
+    model = cancelling()
+    _, [radius] = make_certifier(method, model, (1,))(torch.zeros(1, 1, dtype=torch.float64))
+    left, right = ([Fraction(float(one)) for one in weight] for weight in (model[1].weight[0], model[0].weight[:, 0]))
+    product = sum(a * b for a, b in zip(left, right, strict=True))
+    return Fraction(float(radius)), Fraction(1, 2) / abs(product)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_coefficients_that_cancel_are_not_taken_for_exact(method):
+    radius, exact = cancelling_radii(method)
+    assert 0 <= radius <= exact
+
+
+def test_slopes_whose_rounding_is_left_out_are_caught(monkeypatch):
+    lipschitz.deviations.cache_clear()
+    no_local_error(monkeypatch)
+    monkeypatch.setattr(lipschitz, "gamma", lambda *_: 0.0)
+    monkeypatch.setattr("smoothcert.baselines.reading.Reading.answers", lambda self, x: self.module(x).argmax(1))
+    radius, exact = cancelling_radii("lipschitz")
+    lipschitz.deviations.cache_clear()
+    assert radius > exact
+
+
+def test_relaxations_cover_the_rounding_of_their_own_coefficients():
+    network = read_network(cancelling(), (1,))
+    x, eps = torch.zeros(1, 1, dtype=torch.float64), torch.tensor([0.4], dtype=torch.float64)
+    rows = margin_rows(torch.tensor([0]), 2, x)
+    assert eps > float(cancelling_radii("crown")[1])
+    for slopes in ("same", "adaptive"):
+        assert float(Relaxation(network, x, eps, slopes).lower(rows)) > 0
+        assert float(Relaxation(network, x, eps, slopes, deviations=Deviations(network)).lower(rows)) < 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -213,7 +277,7 @@ def test_no_execution_is_outside_of_the_bounds(family):
 
 
 def no_local_error(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Rounding, "local", lambda self, place, terms: 0 * terms)
+    patch.setattr(Rounding, "local", lambda _, __, terms: 0 * terms)
 
 
 def of_fewer_terms(patch: pytest.MonkeyPatch) -> None:
@@ -245,12 +309,13 @@ def at_x_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Deviations,
         "terms",
-        lambda self, place, values, sizes, found, eps: self.rounding.terms(place, [one.abs() for one in values]),
+        lambda self, place, values, *_: self.rounding.terms(place, [one.abs() for one in values]),
     )
 
 
 def no_growth(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Deviations, "_grown", lambda self, place, totals: totals[self._merged[place].inputs[0]])
+    """Norms of layers forgotten."""
+    patch.setattr(lipschitz, "norm_upper", lambda *_: torch.ones((), dtype=torch.float64))
 
 
 EXECUTION_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -259,6 +324,7 @@ EXECUTION_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "offsets left out": without_offsets,
     "only the last operation's error": only_the_last_error,
     "sums of terms at x only": at_x_only,
+    "errors that do not grow": no_growth,
     "coefficients not charged": lambda p: p.setattr(relaxation, "_weighed", lambda rows, _: 0 * rows.flatten(2).sum(2)),
     "the first step back not charged": lambda p: p.setattr(
         Relaxation, "_skipped", lambda self, place: 0 * self._local[place]
@@ -272,7 +338,7 @@ EXECUTION_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "errors not carried through": lambda p: p.setattr(
         Deviations,
         "_through",
-        lambda self, place, inputs: self._nodes[place].operation(*(0 * one for one in inputs)) * 0,
+        lambda self, place, inputs: 0 * self._nodes[place].operation(*inputs),
     ),
 }
 

@@ -59,8 +59,8 @@ class Rounding:
     own: float
     """γ_n in float64, for an n larger than the number of roundings in any sum that bounds are computed from.
 
-    A backward step through an operation is a sum of products as well: its error, multiplied by the values of the inputs,
-    is at most this number times `terms`.
+    A backward step through an operation is a sum of products as well: its error, multiplied by the values of the
+    inputs, is at most this number times `terms`.
     """
 
     def __init__(self, network: Network) -> None:
