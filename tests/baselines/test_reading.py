@@ -236,11 +236,11 @@ UNSEEN = {
     "hook before a layer": (lambda: with_hook(lambda m: m[1].register_forward_pre_hook(lambda *_: None)), "hooks"),
     "hook of the model": (lambda: with_hook(lambda m: m.register_forward_hook(lambda *_: None)), "hooks"),
     "hook before the model": (lambda: with_hook(lambda m: m.register_forward_pre_hook(lambda *_: None)), "hooks"),
-    "a forward of its own": (with_own_forward, "forward of its own"),
+    "a forward of its own": (with_own_forward, "forward method of its own"),
     "a call of its own": (lambda: nn.Sequential(Doubled(4, 3)), "cannot be bounded"),
     "dropout in training mode": (lambda: nn.Sequential(nn.Linear(4, 3), Stubborn()), "cannot be bounded|followed"),
     "autocast": (Cast, "does not show all"),
-    "quantised in training": (quantised_in_training, "forward of its own"),
+    "quantised in training": (quantised_in_training, "forward method of its own"),
     "weights of another kind": (with_wrapped_weight, "Wrapped"),
 }
 
@@ -249,11 +249,19 @@ UNSEEN = {
 def test_what_tracing_does_not_show_is_refused(name):
     make, named = UNSEEN[name]
     with pytest.raises(ModelError, match=named):
-        read_network(make(), (4,))
+        read_network(make(), (4,), strict=True)
+
+
+def test_hooks_that_only_watch_do_not_disturb_a_training():
+    model, seen = layers(), []
+    model[1].register_forward_hook(lambda *given: seen.append(given[2].detach()))
+    x = torch.rand(2, 4)
+    torch.testing.assert_close(read_network(model, (4,))(x), model(x))
+    assert seen
 
 
 def test_a_layer_of_ours_with_another_forward_is_refused():
-    with pytest.raises(ModelError, match="Darker, with hooks or a forward of its own"):
+    with pytest.raises(ModelError, match="Darker, with a forward method of its own"):
         read_network(nn.Sequential(Darker([0.5], [0.2]), nn.Flatten(), nn.Linear(4, 2)), (1, 2, 2))
 
 
@@ -312,7 +320,10 @@ def test_weights_that_are_computed_are_those_of_the_module(name):
     model = seeded(SEEN[name], seed=2).eval()
     x = torch.rand(5, 4, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(read_network(model, (4,))(x), model(x))
-    if name != "old weight norm":  # which torch cannot copy
+    if name == "old weight norm":  # which torch cannot copy after a forward pass with gradients
+        with pytest.raises(ModelError, match="could not be copied"):
+            make_certifier("crown", model, (4,))
+    else:
         labels, radii = make_certifier("crown", model, (4,))(x)
         assert torch.equal(labels, model(x).argmax(1))
         assert (radii > 0).all()

@@ -81,10 +81,11 @@ class Network:
         return self.values(x)[-1]
 
 
-def read_network(model: Any, shape: Shape) -> Network:
+def read_network(model: Any, shape: Shape, *, strict: bool = False) -> Network:
     """The network that `model` is in eval mode, for inputs of `shape`; ModelError for what is not supported.
 
-    Its operations hold the model's own parameters. The result is compared with the model on two inputs.
+    Its operations hold the model's own parameters. The result is compared with the model on two inputs. With `strict`,
+    which certificates need, hooks and operations that tracing does not show are refused as well.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"Bounds of a network need its layers, as a torch module; got {type(model).__name__}.")
@@ -93,7 +94,9 @@ def read_network(model: Any, shape: Shape) -> Network:
     with evaluating(model):
         executed = builder.read(nn.Sequential(model) if single else model)
         network = Network(tuple(builder.nodes), builder.example.dtype)
-        _compare(model, network, builder.example, executed)
+        dispatched = _compare(model, network, builder.example)
+    if strict:
+        _refuse_unseen(model, dispatched, executed)
     return network
 
 
@@ -105,24 +108,38 @@ def _example(model: nn.Module, shape: Shape) -> Tensor:
 
 
 @torch.no_grad()
-def _compare(model: nn.Module, network: Network, example: Tensor, executed: list[str]) -> None:
+def _compare(model: nn.Module, network: Network, example: Tensor) -> list[str]:
+    """Compare the scores for an example; the names of the operations that the model dispatches for them."""
     copied = _copied(example)
     try:
         with _recording() as operations:
             own = model(copied)
     except RuntimeError as error:
         raise ModelError(f"The network fails on inputs that its layers take, one after the other: {error}") from error
-    if operations != executed:
-        unseen = [one for one in operations if one not in executed] or operations
-        raise ModelError(
-            "The network was not read as it computes: tracing it does not show all that it does "
-            f"({', '.join(dict.fromkeys(unseen))}). Remove hooks, contexts such as autocast, and other side effects."
-        )
     read = network(example)
     relative, absolute = _TOLERANCES.get(own.dtype, (0.1, 0.1))
     same = own.ndim == 2 and own.shape == read.shape
     if not same or not torch.allclose(own.double(), read.double(), rtol=relative, atol=absolute):
         raise ModelError("The network was not read as it computes: its scores differ from the model's.")
+    return operations
+
+
+def _refuse_unseen(model: nn.Module, dispatched: list[str], executed: list[str]) -> None:
+    """Raise ModelError for hooks, and unless the model dispatches the operations that its traced steps execute."""
+    for name, module in model.named_modules():
+        before = module._forward_pre_hooks.values()
+        weights_only = all(isinstance(hook, WeightNorm | SpectralNorm) for hook in before)
+        if module._forward_hooks or not weights_only:
+            label = f"The layer {name!r}" if name else "The network"
+            raise ModelError(
+                f"{label} has forward hooks, which may change what it computes. Remove them to certify it."
+            )
+    if dispatched != executed:
+        unseen = [one for one in dispatched if one not in executed] or dispatched
+        raise ModelError(
+            "The network was not read as it computes: tracing it does not show all that it does "
+            f"({', '.join(dict.fromkeys(unseen))}). Remove contexts such as autocast, and other side effects."
+        )
 
 
 # Only gross mistakes are meant: `Reading` compares by proved bounds, at every input that is certified.
@@ -215,10 +232,9 @@ def _changes(value: Any) -> int | None:
 
 
 def _as_written(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """True if calling the module does what `kind` does: no other forward, no hooks but those that compute weights."""
-    weights_only = all(isinstance(hook, WeightNorm | SpectralNorm) for hook in module._forward_pre_hooks.values())
+    """True if calling the module runs the forward method of `kind`."""
     own = "forward" in vars(module) or type(module).__call__ is not nn.Module.__call__
-    return type(module).forward is kind.forward and weights_only and not module._forward_hooks and not own
+    return type(module).forward is kind.forward and not own
 
 
 def _sorts(module: nn.Module) -> bool:
@@ -269,7 +285,7 @@ class _Builder:
         places: dict[fx.Node, Any] = {}
         try:
             if not _as_written(model, type(model)):
-                raise _UnsupportedError(f"{type(model).__name__} with hooks or a forward method of its own")
+                raise _UnsupportedError(f"{type(model).__name__} with a forward method of its own")
             for step in graph.nodes:
                 places[step] = self._step(step, places, modules, execution)
         except RuntimeError as error:
@@ -316,7 +332,7 @@ class _Builder:
         if kind is None:
             raise _UnsupportedError(f"The layer {name!r}, {type(module).__name__},")
         if not _as_written(module, kind):
-            raise _UnsupportedError(f"The layer {name!r}, {type(module).__name__}, with hooks or a forward of its own")
+            raise _UnsupportedError(f"The layer {name!r}, {type(module).__name__}, with a forward method of its own")
         if module.training:
             raise _UnsupportedError(f"The layer {name!r}, {type(module).__name__}, which stays in training mode,")
         read = _MODULES.get(kind, _sorting)

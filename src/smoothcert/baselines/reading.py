@@ -27,8 +27,11 @@ class Reading:
     @classmethod
     def of(cls, model: nn.Module, shape: Shape) -> Reading:
         """Read a copy of `model` for inputs of `shape`. Raises ModelError if it contains unsupported operations."""
-        module = copy.deepcopy(model).eval().requires_grad_(False)
-        return cls(module, read_network(module, shape).to(torch.float64))
+        try:
+            module = copy.deepcopy(model).eval().requires_grad_(False)
+        except (RuntimeError, TypeError) as error:
+            raise ModelError(f"The network could not be copied ({type(error).__name__}: {error}).") from error
+        return cls(module, read_network(module, shape, strict=True).to(torch.float64))
 
     @torch.no_grad()
     def answers(self, x: Tensor) -> Tensor:
