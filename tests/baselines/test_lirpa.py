@@ -139,3 +139,16 @@ def test_what_auto_lirpa_does_not_know_is_an_error_of_the_model():
 def test_an_unknown_method_is_refused():
     with pytest.raises(ConfigError, match="Expected `method` to be one of CROWN, CROWN-Optimized, got 'crown'"):
         LirpaMargins(network(6), inputs(), "crown")
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_network_that_auto_lirpa_reads_otherwise_is_refused(monkeypatch):
+    real = BoundedModule.compute_bounds
+
+    def shifted(self: BoundedModule, x: tuple[BoundedTensor], C: Tensor, method: str) -> tuple[Tensor, Tensor]:
+        lower, upper = real(self, x, C, method)
+        return lower + 0.1, upper
+
+    monkeypatch.setattr(BoundedModule, "compute_bounds", shifted)
+    with pytest.raises(ModelError, match="auto_LiRPA did not read the network as it computes: at input 0"):
+        lirpa_radii(network(6), inputs())

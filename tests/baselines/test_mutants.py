@@ -208,8 +208,9 @@ def smaller_reach(patch: pytest.MonkeyPatch) -> None:
 
 
 def slow_units(patch: pytest.MonkeyPatch) -> None:
-    real = lipschitz.unit_slopes
-    patch.setattr(search, "unit_slopes", lambda network, place: 0.2 * real(network, place))
+    real = lipschitz.Deviations._all_slopes
+    patch.setattr(lipschitz.Deviations, "_all_slopes", lambda self: [0.2 * one for one in real(self)])
+    patch.setattr(search, "deviations", lipschitz.Deviations)
 
 
 EVERY = tuple(FAMILIES)
@@ -289,5 +290,5 @@ def test_a_search_that_remembers_what_held_within_smaller_balls_is_corrected_by_
     monkeypatch.setattr(search._Margins, "__call__", forgetful)
     cases = list(tiny_cases(6, ["two layers"]))
     assert list(overclaims(METHODS["adaptive"], cases)) == []
-    monkeypatch.setattr(search, "confirmed", lambda _, found, __: found.double())
+    monkeypatch.setattr(search, "confirmed", lambda _, found: found.double())
     assert any("certified" in word for word in overclaims(METHODS["adaptive"], cases))

@@ -11,7 +11,7 @@ from torch.nn import functional
 from baselines.claims import escapes, undercuts
 from baselines.oracles import FAMILIES, Residual, random_network
 from smoothcert.baselines import relaxation
-from smoothcert.baselines.lipschitz import unit_slopes
+from smoothcert.baselines.lipschitz import Deviations
 from smoothcert.baselines.network import Network, Node, read_network
 from smoothcert.baselines.operations import Input, MaxPool, Relu, Sorting
 from smoothcert.baselines.relaxation import (
@@ -84,7 +84,8 @@ def setting(name: str, batch: int = 4) -> tuple[Network, Tensor, Tensor]:
 
 def slopes_of(network: Network) -> dict[int, Tensor]:
     places = {node.inputs[0] for node in network.nodes if isinstance(node.operation, Relu | MaxPool)}
-    return {place: unit_slopes(network, place) for place in places}
+    found = Deviations(network).slopes
+    return {place: found[place] for place in places}
 
 
 def with_what_is_known(network: Network, x: Tensor, eps: Tensor, slopes, how: str) -> Relaxation:

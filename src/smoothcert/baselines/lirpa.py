@@ -19,12 +19,14 @@ from smoothcert.baselines.relaxation import margin_rows
 from smoothcert.baselines.search import confirmed, largest_radius
 from smoothcert.checks import check_choice
 from smoothcert.errors import MissingExtraError, ModelError
+from smoothcert.models.contract import evaluating
 
 LIRPA_METHODS = {
     "CROWN": "Zhang et al. 2018, linear relaxation with slopes chosen at once",
     "CROWN-Optimized": "Xu et al. 2021, with slopes found by gradient ascent: tighter and many times slower",
 }
-_ROUNDING = 1e-9  # of a margin in float64, relative to the scores: far more than is lost
+_ROUNDING = 1e-9  # of a margin in float64, relative to the scores: allowed for, not proved
+_AGREEMENT = 1e-3  # between margins of the module and of the network as read, relative to the scores
 
 
 class MissingLirpaError(MissingExtraError):
@@ -45,7 +47,7 @@ class LirpaMargins:
         self._method = check_choice("method", method, LIRPA_METHODS)
         self._lirpa, self._x = require(), x.detach().double()
         exact = copy.deepcopy(model).double().eval().requires_grad_(False)
-        self.scores: Tensor = exact(self._x)
+        self.scores: Tensor = exact(self._x.clone())
         self._rows = margin_rows(self.scores.argmax(1), self.scores.shape[1], self._x)
         self._module = self._read(exact)
 
@@ -75,11 +77,33 @@ def lirpa_radii(model: nn.Module, x: Tensor, method: str = "CROWN") -> tuple[Ten
     """Answers [B] and certified radii [B] for a batch x [B, *D], with bounds by a method of `LIRPA_METHODS`.
 
     As sound as auto_LiRPA is: a radius counts if its lower bound of the margin at it is above what float64 may lose.
+    The claim is about the network in exact arithmetic. ModelError if at x auto_LiRPA's bounds are not the module's own
+    margins.
     """
     margins = LirpaMargins(model, x, method)
-    rounding = _ROUNDING * margins.scores.abs().amax(1).clamp_min(1.0)
+    sizes = margins.scores.abs().amax(1).clamp_min(1.0)
+    rounding = _ROUNDING * sizes
+    _check_at_inputs(model, margins, x, _AGREEMENT * sizes)
     found = largest_radius(margins, torch.ones(len(x), dtype=torch.float64, device=x.device))
     return margins.scores.argmax(1), confirmed(margins, found, rounding) * (1 - 1e-9)
+
+
+@torch.no_grad()
+def _check_at_inputs(model: nn.Module, margins: LirpaMargins, x: Tensor, tolerance: Tensor) -> None:
+    """Raise ModelError unless, at x itself, bounds are the margins that the module has in its own precision."""
+    with evaluating(model):
+        like = next(model.parameters(), x)
+        scores = model(x.to(like, copy=True)).double()
+    labels = margins.scores.argmax(1, keepdim=True)
+    own = scores.gather(1, labels) - scores.scatter(1, labels, -torch.inf).amax(1, keepdim=True)
+    read = margins(torch.zeros(len(x), dtype=torch.float64, device=x.device), torch.arange(len(x), device=x.device))
+    wrong = ~((read - own[:, 0]).abs() <= tolerance) & x.flatten(1).isfinite().all(1)
+    if bool(wrong.any()):
+        place = int(wrong.nonzero()[0])
+        raise ModelError(
+            f"auto_LiRPA did not read the network as it computes: at input {place} of the batch the module's margin is "
+            f"{float(own[place]):.6g}, but {float(read[place]):.6g} according to auto_LiRPA."
+        )
 
 
 def require() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 
 from smoothcert.baselines import lirpa
 from smoothcert.baselines.lipschitz import lipschitz_radii, margin_slopes
-from smoothcert.baselines.network import read_network
 from smoothcert.baselines.operations import Shape
+from smoothcert.baselines.reading import Reading
 from smoothcert.baselines.search import RelaxedNetwork
 from smoothcert.checks import check_choice
 from smoothcert.errors import ModelError
@@ -23,9 +22,9 @@ Certifier = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def _lipschitz(model: nn.Module, shape: Shape) -> Certifier:
-    network = read_network(copy.deepcopy(model).double().requires_grad_(False), shape)
-    slopes = margin_slopes(network)
-    return lambda x: lipschitz_radii(network, x.double(), slopes)
+    reading = Reading.of(model, shape)
+    slopes = margin_slopes(reading.network)
+    return lambda x: lipschitz_radii(reading.network, x, slopes, reading.answers(x))
 
 
 def _dual(model: nn.Module, shape: Shape) -> Certifier:

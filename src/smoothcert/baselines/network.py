@@ -1,15 +1,25 @@
-"""A module read as a network of known operations, by tracing it: what bounds of any kind start from."""
+"""A module read as a network of known operations, by tracing it: what bounds of any kind start from.
+
+A traced graph says which operations a module calls, but not what else happens when they are executed: an operation in
+place overwrites a tensor that other steps still use, a hook or an autocast context changes values unseen. So every step
+is executed as it is read. Values that were overwritten must not be used again, and the module itself must dispatch
+the same operations as its steps do.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from smoothcert.baselines.operations import (
     Conv,
@@ -47,9 +57,17 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Nodes in an order in which they can be computed: the input is the first, the scores [K] are the last."""
+    """Nodes in an order in which they can be computed: the input is the first, the scores [K] are the last.
+
+    `dtype` is the precision in which the module computes, whatever precision the operations are kept in.
+    """
 
     nodes: tuple[Node, ...]
+    dtype: torch.dtype = torch.float32
+
+    def to(self, dtype: torch.dtype) -> Network:
+        """The same network with its parameters in another precision, for computing bounds."""
+        return replace(self, nodes=tuple(replace(one, operation=one.operation.to(dtype)) for one in self.nodes))
 
     def values(self, x: Tensor) -> list[Tensor]:
         """The values of all nodes for a batch x [B, *D]."""
@@ -63,19 +81,22 @@ class Network:
         return self.values(x)[-1]
 
 
-def read_network(model: Any, shape: Shape) -> Network:
+def read_network(model: Any, shape: Shape, *, strict: bool = False) -> Network:
     """The network that `model` is in eval mode, for inputs of `shape`; ModelError for what is not supported.
 
-    Its operations hold the model's own parameters. The result is held against the model on random inputs.
+    Its operations hold the model's own parameters. The result is compared with the model on two inputs. With `strict`,
+    which certificates need, hooks and operations that tracing does not show are refused as well.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"Bounds of a network need its layers, as a torch module; got {type(model).__name__}.")
     builder = _Builder(shape, _example(model, shape))
     single = isinstance(model, tuple(_MODULES))  # which is seen as a layer only from outside
     with evaluating(model):
-        builder.read(nn.Sequential(model) if single else model)
-        network = Network(tuple(builder.nodes))
-        _compare(model, network, builder.example)
+        executed = builder.read(nn.Sequential(model) if single else model)
+        network = Network(tuple(builder.nodes), builder.example.dtype)
+        dispatched = _compare(model, network, builder.example)
+    if strict:
+        _refuse_unseen(model, dispatched, executed)
     return network
 
 
@@ -87,16 +108,133 @@ def _example(model: nn.Module, shape: Shape) -> Tensor:
 
 
 @torch.no_grad()
-def _compare(model: nn.Module, network: Network, example: Tensor) -> None:
-    own, read = model(example), network(example)
-    digits = {"rtol": 1e-9, "atol": 1e-9} if own.dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
-    if own.ndim != 2 or own.shape != read.shape or not torch.allclose(own, read, **digits):
+def _compare(model: nn.Module, network: Network, example: Tensor) -> list[str]:
+    """Compare the scores for an example; the names of the operations that the model dispatches for them."""
+    copied = _copied(example)
+    try:
+        with _recording() as operations:
+            own = model(copied)
+    except RuntimeError as error:
+        raise ModelError(f"The network fails on inputs that its layers take, one after the other: {error}") from error
+    read = network(example)
+    relative, absolute = _TOLERANCES.get(own.dtype, (0.1, 0.1))
+    same = own.ndim == 2 and own.shape == read.shape
+    if not same or not torch.allclose(own.double(), read.double(), rtol=relative, atol=absolute):
         raise ModelError("The network was not read as it computes: its scores differ from the model's.")
+    return operations
+
+
+def _refuse_unseen(model: nn.Module, dispatched: list[str], executed: list[str]) -> None:
+    """Raise ModelError for hooks, and unless the model dispatches the operations that its traced steps execute."""
+    for name, module in model.named_modules():
+        before = module._forward_pre_hooks.values()
+        weights_only = all(isinstance(hook, WeightNorm | SpectralNorm) for hook in before)
+        if module._forward_hooks or not weights_only:
+            label = f"The layer {name!r}" if name else "The network"
+            raise ModelError(
+                f"{label} has forward hooks, which may change what it computes. Remove them to certify it."
+            )
+    if dispatched != executed:
+        unseen = [one for one in dispatched if one not in executed] or dispatched
+        raise ModelError(
+            "The network was not read as it computes: tracing it does not show all that it does "
+            f"({', '.join(dict.fromkeys(unseen))}). Remove contexts such as autocast, and other side effects."
+        )
+
+
+# Only gross mistakes are meant: `Reading` compares by proved bounds, at every input that is certified.
+_TOLERANCES = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-3, 1e-4)}
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes the names of the operations that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operations.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _recording() -> Iterator[list[str]]:
+    """The names of the operations executed meanwhile; without gradients, on tensors that count their changes."""
+    with torch.inference_mode(False), torch.no_grad(), _Recorder() as recorder:
+        yield recorder.operations
+
+
+def _copied(example: Tensor) -> Tensor:
+    """A copy that may be overwritten, and counts its changes even if the example was made in inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        return example.clone()
+
+
+class _Proxy(fx.Proxy):
+    """Records a += b as the operation in place that it is; fx itself takes it for a + b."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, Normalize | Projected) or super().is_leaf_module(m, module_qualified_name) or _sorts(m)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+
+class _Execution:
+    """Executes the steps of a traced module one by one, and refuses one that uses a value overwritten in place.
+
+    Each tensor counts its changes, together with all views of the same memory. A step may use a result only while its
+    count is what it was when the result was computed.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], example: Tensor) -> None:
+        self._modules, self._example = modules, _copied(example)
+        self._results: dict[fx.Node, Any] = {}
+        self._changes: dict[fx.Node, int | None] = {}
+        self.operations: list[str] = []
+
+    def run(self, step: fx.Node) -> None:
+        """Execute the next step."""
+        for source in step.all_input_nodes:
+            if _changes(self._results[source]) != self._changes[source]:
+                raise _UnsupportedError(
+                    f"The value {source.name!r}, overwritten in place before {step.name!r} uses it again,"
+                )
+        with _recording() as operations:
+            self._results[step] = self._result(step)
+        self._changes[step] = _changes(self._results[step])
+        self.operations += operations
+
+    def _result(self, step: fx.Node) -> Any:
+        arguments = fx.node.map_arg(step.args, self._results.__getitem__)
+        settings = fx.node.map_arg(step.kwargs, self._results.__getitem__)
+        if step.op == "placeholder":
+            return self._example
+        if step.op == "call_module":
+            return self._modules[str(step.target)](*arguments, **settings)
+        if step.op == "call_method":
+            return getattr(arguments[0], str(step.target))(*arguments[1:], **settings)
+        if step.op == "call_function" and callable(step.target):
+            return step.target(*arguments, **settings)
+        return None
+
+
+def _changes(value: Any) -> int | None:
+    return value._version if isinstance(value, Tensor) else None
+
+
+def _as_written(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """True if calling the module runs the forward method of `kind`."""
+    own = "forward" in vars(module) or type(module).__call__ is not nn.Module.__call__
+    return type(module).forward is kind.forward and not own
 
 
 def _sorts(module: nn.Module) -> bool:
@@ -121,6 +259,9 @@ class _Builder:
 
     def add(self, operation: Operation, *inputs: int) -> _Place:
         """Append an operation on the nodes at these places; its own place."""
+        for value in vars(operation).values():
+            if isinstance(value, Tensor) and type(value) not in (Tensor, nn.Parameter):
+                raise _UnsupportedError(f"A weight of type {type(value).__name__}, which may compute in its own way,")
         with torch.no_grad():
             value = operation(*(self._values[i] for i in inputs))
         self._values.append(value)
@@ -131,8 +272,8 @@ class _Builder:
         """The shape of a node's value."""
         return self.nodes[place].shape
 
-    def read(self, model: nn.Module) -> None:
-        """Go through everything that `model` does to its input."""
+    def read(self, model: nn.Module) -> list[str]:
+        """Go through everything that `model` does to its input; the names of the operations that it dispatches."""
         try:
             graph = _Tracer().trace(model)
         except Exception as error:
@@ -140,40 +281,62 @@ class _Builder:
                 f"The network could not be followed ({type(error).__name__}: {error}). Supported are {SUPPORTED}."
             ) from error
         modules = dict(model.named_modules())
+        execution = _Execution(modules, self.example)
         places: dict[fx.Node, Any] = {}
-        for step in graph.nodes:
-            try:
-                places[step] = self._step(step, places, modules)
-            except RuntimeError as error:
-                raise ModelError(f"The network does not take inputs of shape {self.nodes[0].shape}: {error}") from error
-            except _UnsupportedError as error:
-                raise ModelError(f"{error} cannot be bounded. Supported are {SUPPORTED}.") from None
+        try:
+            if not _as_written(model, type(model)):
+                raise _UnsupportedError(f"{type(model).__name__} with a forward method of its own")
+            for step in graph.nodes:
+                places[step] = self._step(step, places, modules, execution)
+        except RuntimeError as error:
+            raise ModelError(f"The network does not take inputs of shape {self.nodes[0].shape}: {error}") from error
+        except _UnsupportedError as error:
+            raise ModelError(f"{error} cannot be bounded. Supported are {SUPPORTED}.") from None
         if len(self.nodes[-1].shape) != 1:
             raise ModelError(f"Expected scores [B, K] from the network, got values of shape {self.nodes[-1].shape}.")
+        return execution.operations
 
-    def _step(self, step: fx.Node, places: dict[fx.Node, Any], modules: Mapping[str, nn.Module]) -> Any:
+    def _step(
+        self, step: fx.Node, places: dict[fx.Node, Any], modules: Mapping[str, nn.Module], execution: _Execution
+    ) -> Any:
         arguments = [places[a] if isinstance(a, fx.Node) else a for a in step.args]
         settings = {name: places[a] if isinstance(a, fx.Node) else a for name, a in step.kwargs.items()}
+        read = self._reader(step, modules)
+        execution.run(step)
         if step.op == "placeholder":
             return _Place(0)
         if step.op == "output":
-            if arguments != [len(self.nodes) - 1]:
+            if not isinstance(arguments[0], _Place) or arguments[0] != len(self.nodes) - 1:
                 raise _UnsupportedError("An output that is not what was computed last")
             return None
-        if step.op == "call_module":
-            return self._module(modules[str(step.target)], str(step.target), arguments[0])
-        name = step.target if isinstance(step.target, str) else getattr(step.target, "__name__", str(step.target))
-        if step.op not in ("call_function", "call_method") or name not in _FUNCTIONS:
-            raise _UnsupportedError(f"The operation {name!r}")
-        return _FUNCTIONS[name](self, *arguments, **settings)
+        try:
+            return read(self, *arguments, **settings)
+        except (TypeError, ValueError, IndexError) as error:  # arguments that the reader does not know
+            raise _UnsupportedError(f"The operation {step.name!r} as it is called here ({error})") from error
 
-    def _module(self, module: nn.Module, name: str, place: int) -> int:
-        for kind, read in _MODULES.items():
-            if isinstance(module, kind):
-                return read(self, module, place)
-        if _sorts(module):
-            return self.add(Sorting(module), place)
-        raise _UnsupportedError(f"The layer {name!r}, {type(module).__name__},")
+    def _reader(self, step: fx.Node, modules: Mapping[str, nn.Module]) -> Callable[..., int | None]:
+        """What reads a step; _UnsupportedError for one that is not known."""
+        if step.op in ("placeholder", "output"):
+            return lambda *_: None
+        if step.op == "call_module":
+            return self._layer(modules[str(step.target)], str(step.target))
+        name = step.target if isinstance(step.target, str) else getattr(step.target, "__name__", str(step.target))
+        # Functions are known by identity: others may have the same name.
+        readers: Mapping[Any, Callable[..., int]] = _METHODS if step.op == "call_method" else _FUNCTIONS
+        if step.op not in ("call_function", "call_method") or step.target not in readers:
+            raise _UnsupportedError(f"The operation {name!r}")
+        return readers[step.target]
+
+    def _layer(self, module: nn.Module, name: str) -> Callable[..., int]:
+        kind = next((one for one in _MODULES if isinstance(module, one)), type(module) if _sorts(module) else None)
+        if kind is None:
+            raise _UnsupportedError(f"The layer {name!r}, {type(module).__name__},")
+        if not _as_written(module, kind):
+            raise _UnsupportedError(f"The layer {name!r}, {type(module).__name__}, with a forward method of its own")
+        if module.training:
+            raise _UnsupportedError(f"The layer {name!r}, {type(module).__name__}, which stays in training mode,")
+        read = _MODULES.get(kind, _sorting)
+        return lambda builder, place: read(builder, module, place)
 
 
 class _UnsupportedError(Exception):
@@ -212,7 +375,14 @@ def _projected(builder: _Builder, module: Projected, place: int) -> int:
     return builder.add(Reshape(shape), builder.add(Linear(flat.T, None), coordinates))
 
 
-def _relu(builder: _Builder, place: int, inplace: bool = False) -> int:  # noqa: ARG001 - the same either way
+def _sorting(builder: _Builder, module: nn.Module, place: int) -> int:
+    factor = getattr(module, "_coefficient_lip", None)
+    if factor != 1:
+        raise _UnsupportedError(f"{type(module).__name__} with a Lipschitz coefficient of {factor}")
+    return builder.add(Sorting(module), place)
+
+
+def _relu(builder: _Builder, place: int, inplace: bool = False) -> int:  # noqa: ARG001 - see `_Execution`
     return builder.add(Relu(), place)
 
 
@@ -303,14 +473,25 @@ _MODULES: dict[type[nn.Module], Callable[[_Builder, Any, int], int]] = {
     nn.Identity: _nothing,
     nn.Dropout: _nothing,
 }
-_FUNCTIONS: dict[str, Callable[..., int]] = {
-    operator.add.__name__: _add,
-    operator.iadd.__name__: _add,
-    functional.relu.__name__: _relu,
+_FUNCTIONS: dict[Callable[..., Any], Callable[..., int]] = {
+    operator.add: _add,
+    operator.iadd: _add,
+    torch.add: _add,
+    functional.relu: _relu,
+    torch.relu: _relu,
+    torch.relu_: _relu,
+    torch.flatten: _flatten,
+    functional.max_pool2d: _max_pool,
+    torch.max_pool2d: _max_pool,
+    functional.avg_pool2d: _avg_pool,
+    functional.adaptive_avg_pool2d: _global_average,
+    torch.mean: _mean,
+}
+_METHODS: dict[str, Callable[..., int]] = {
+    "add": _add,
+    "add_": _add,
+    "relu": _relu,
     "relu_": _relu,
     "flatten": _flatten,
-    "max_pool2d": _max_pool,
-    "avg_pool2d": _avg_pool,
-    functional.adaptive_avg_pool2d.__name__: _global_average,
     "mean": _mean,
 }

@@ -8,13 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 Shape = tuple[int, ...]
+
+_BESIDE = 3  # roundings beside those of n products' sum: of a bias, a division, a weight that was read
+_NORMALISING = 24  # at most 12 in a batch norm, in any order of evaluation, and 12 when it was read
 
 
 class Operation(ABC):
@@ -23,6 +26,11 @@ class Operation(ABC):
     @abstractmethod
     def __call__(self, *values: Tensor) -> Tensor:
         """The values of a batch."""
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same operation with its parameters converted to `dtype`."""
+        converted = {name: one.to(dtype) for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return replace(self, **converted)  # type: ignore[type-var]
 
 
 class Affine(Operation):
@@ -48,6 +56,18 @@ class Affine(Operation):
     @abstractmethod
     def squared(self) -> Affine:
         """The map whose matrix has the squares of A's entries, without offset: of ones it gives A's squared rows."""
+
+    @abstractmethod
+    def absolute(self) -> Affine:
+        """The map with the absolute values of A's entries and of all terms that b is the sum of."""
+
+    @property
+    @abstractmethod
+    def roundings(self) -> int:
+        """The number of roundings that a term of one output undergoes at most, in any order of evaluation.
+
+        Includes those made when this operation was read, such as of the reciprocals that a batch norm became.
+        """
 
     def rows(self, units: Tensor, before: Shape, after: Shape, like: Tensor) -> Tensor:
         """The rows [N, *D_in] of A that belong to some of the outputs, given by their places [N] in D_out."""
@@ -129,6 +149,15 @@ class Reshape(Affine):
         """The same."""
         return self
 
+    def absolute(self) -> Reshape:
+        """The same."""
+        return self
+
+    @property
+    def roundings(self) -> int:
+        """None."""
+        return 0
+
 
 @dataclass(frozen=True, eq=False)
 class Linear(Affine):
@@ -158,6 +187,15 @@ class Linear(Affine):
     def squared(self) -> Linear:
         """With the squared weights."""
         return Linear(self.weight.square(), None)
+
+    def absolute(self) -> Linear:
+        """|W| and |b|."""
+        return Linear(self.weight.abs(), _absolute(self.bias))
+
+    @property
+    def roundings(self) -> int:
+        """Of its product, of the sum over the inputs, of the bias."""
+        return self.weight.shape[1] + _BESIDE
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,13 +255,26 @@ class Conv(Affine):
         """With the squared weights."""
         return replace(self, weight=self.weight.square(), bias=None)
 
+    def absolute(self) -> Conv:
+        """With the absolute weights and biases."""
+        return replace(self, weight=self.weight.abs(), bias=_absolute(self.bias))
+
+    @property
+    def roundings(self) -> int:
+        """Of its product, of the sum over the window, of the bias."""
+        return self.weight[0].numel() + _BESIDE
+
 
 @dataclass(frozen=True, eq=False)
 class Scale(Affine):
-    """Each value, or each channel's, times a factor, plus a shift: in shapes that broadcast to the value's."""
+    """Each value, or each channel's, times a factor, plus a shift: in shapes that broadcast to the value's.
+
+    `shift_terms` is the sum of the absolute terms that the shift was computed from, if they may cancel.
+    """
 
     factor: Tensor
     shift: Tensor | None = None
+    shift_terms: Tensor | None = None
 
     def linear(self, x: Tensor) -> Tensor:
         """factor·x."""
@@ -241,6 +292,20 @@ class Scale(Affine):
         """With the squared factors."""
         return Scale(self.factor.square())
 
+    def absolute(self) -> Scale:
+        """With the absolute factors and terms."""
+        terms = _absolute(self.shift) if self.shift_terms is None else self.shift_terms
+        return Scale(self.factor.abs(), terms)
+
+    @property
+    def roundings(self) -> int:
+        """Those of a batch norm, which are more than those of normalisation."""
+        return _NORMALISING
+
+
+def _absolute(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.abs()
+
 
 def unit_vectors(units: Tensor, shape: Shape, like: Tensor) -> Tensor:
     """Vectors [N, *D] of zeros with a 1 at the place that `units` [N] says."""
@@ -255,10 +320,13 @@ def batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, dimensions: int) -> Scal
     # Both are there: whoever reads a network has checked.
     mean, variance = cast(Tensor, module.running_mean), cast(Tensor, module.running_var)
     factor = (variance + module.eps).rsqrt()
-    shift = -mean * factor
     if module.affine:
-        factor, shift = factor * module.weight, shift * module.weight + module.bias
-    return Scale(factor.view(view), shift.view(view))
+        factor = factor * module.weight
+    shift = -mean * factor
+    terms = shift.abs()
+    if module.affine:
+        shift, terms = shift + module.bias, terms + module.bias.abs()
+    return Scale(factor.view(view), shift.view(view), terms.view(view))
 
 
 def average_pool(channels: int, size: tuple[int, int], stride: tuple[int, int], like: Tensor) -> Conv:

@@ -4,6 +4,10 @@ Between known bounds l < 0 < u of its input, ReLU lies below the chord u·(z −
 of a slope from 0 to 1. With the chord's own slope this is the bound of Wong & Kolter 2018, dual to a linear program;
 with slope 0 or 1, whichever leaves less room, it is CROWN (Zhang et al. 2018). All bounds l and u are found the same
 way, layer after layer. Coefficients go back through transposed convolutions, never as a dense matrix of the layer.
+
+To cover rounding, each operation is treated as the exact operation plus an unknown error within proved bounds (see
+`rounding`). In the backward pass this error is one more variable: with coefficient c it costs |c| times its bound. The
+same bounds cover the rounding of the coefficients themselves, so the result holds for all executions.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from smoothcert.baselines.lipschitz import Deviation, Deviations
 from smoothcert.baselines.network import Network, Node
 from smoothcert.baselines.operations import Affine, Input, MaxPool, Relu, Shape, Sum, unit_vectors
 from smoothcert.errors import ModelError
@@ -96,7 +101,9 @@ class Relaxation:
 
     `known` are bounds of nodes' values that hold already, such as those within a larger ball, and `unit_slopes` say how
     fast values can change at most: what they decide is not computed anew. `norms` keeps what depends on the weights
-    alone, for the next relaxation of the same network.
+    alone, for the next relaxation of the same network. With the network's `deviations` bounds hold for all executions,
+    which the module in floating point is one of, and are proved if the network is in float64; without, they hold in
+    exact arithmetic.
     """
 
     def __init__(
@@ -109,6 +116,7 @@ class Relaxation:
         known: Mapping[int, Interval] | None = None,
         unit_slopes: Mapping[int, Tensor] | None = None,
         norms: dict[int, Tensor] | None = None,
+        deviations: Deviations | None = None,
     ) -> None:
         self._nodes, self._x, self._eps, self._slopes = network.nodes, x, eps, slopes
         # With the same slopes below and above, both bounds have the same coefficients.
@@ -117,12 +125,19 @@ class Relaxation:
         self._norms: dict[int, Tensor] = {} if norms is None else norms
         self._lines: dict[int, Lines] = {}
         self._pools: dict[int, Pooled] = {}
+        self._deviations = deviations
+        self._outward = 1.0 if deviations is None else 1 + deviations.rounding.own
+        self._deviated: list[Deviation] = []
+        self._local: list[Tensor] = []  # bounds [B, *D] on the rounding errors of each operation
+        self._sizes: list[Tensor] = []  # bounds [B, *D] on the absolute values of each node
         self.intervals: dict[int, Interval] = {}
         for place, node in enumerate(self._nodes):
             if isinstance(node.operation, Relu | MaxPool):
                 source = node.inputs[0]
                 low, high = self._interval(source, self._cheaply(source, known or {}, unit_slopes or {}))
                 self.intervals[source] = low, high
+                if deviations is not None:
+                    self._sizes[source] = torch.maximum(low.abs(), high.abs())
                 if isinstance(node.operation, Relu):
                     self._lines[place] = relu_lines(low, high, slopes)
                 else:
@@ -130,10 +145,33 @@ class Relaxation:
             elif not isinstance(node.operation, Affine | Sum | Input):
                 kind = type(node.operation).__name__
                 raise ModelError(f"Linear relaxation is for ReLU networks; this one has a {kind}.")
+            if deviations is not None:
+                self._round(place, deviations)
+
+    def _round(self, place: int, deviations: Deviations) -> None:
+        """Note how large the values of a node are, and by how much its operation may be off."""
+        operation, inputs = self._nodes[place].operation, self._nodes[place].inputs
+        if isinstance(operation, Input):
+            terms = self._x.abs() + self._eps.view(-1, *[1] * (self._x.ndim - 1))
+            local = deviations.rounding.own * terms
+        elif isinstance(operation, Relu | MaxPool):
+            low, high = (operation(one) for one in self.intervals[inputs[0]])
+            terms = torch.maximum(low.abs(), high.abs())
+            local = deviations.rounding.own * terms
+        else:
+            terms = deviations.terms(place, self._values, self._sizes, self._deviated, self._eps)
+            local = deviations.rounding.local(place, terms)
+        self._deviated.append(deviations.after(place, self._deviated, local))
+        self._local.append(local)
+        self._sizes.append(terms + local)
 
     def lower(self, rows: Tensor) -> Tensor:
         """Lower bounds [B, S] of linear functions of the scores, with coefficients rows [B, S, K]."""
-        coefficients, below, _ = self._back({len(self._nodes) - 1: rows}, rows.new_zeros(rows.shape[:2]))
+        last = len(self._nodes) - 1
+        slack = rows.new_zeros(rows.shape[:2])
+        if self._deviations is not None:
+            slack = self._deviations.rounding.own * _weighed(rows, self._sizes[last])
+        coefficients, below, _ = self._back({last: rows}, rows.new_zeros(rows.shape[:2]), slack)
         center, reach = self._at_input(coefficients)
         return center + below - reach
 
@@ -143,7 +181,7 @@ class Relaxation:
         if isinstance(operation, MaxPool):
             return tuple(operation(one) for one in self.intervals[self._nodes[place].inputs[0]])  # type: ignore[return-value]
         if not bends(self._nodes, place):
-            reach = self._eps[:, None] * self._row_norms(place)
+            reach = self._eps[:, None] * self._row_norms(place) * self._outward + self._deviation(place).flatten(1)
             values = self._values[place].flatten(1)
             return (values - reach).unflatten(1, shape), (values + reach).unflatten(1, shape)
         if known is None:
@@ -156,11 +194,15 @@ class Relaxation:
         """Bounds of a node's values that cost nothing, if there are any."""
         found = [known[place]] if place in known else []
         if place in unit_slopes:
-            reach = self._eps.view(-1, *[1] * unit_slopes[place].ndim) * unit_slopes[place]
+            reach = self._eps.view(-1, *[1] * unit_slopes[place].ndim) * unit_slopes[place] + self._deviation(place)
             found.append((self._values[place] - reach, self._values[place] + reach))
         if not found:
             return None
         return torch.stack([low for low, _ in found]).amax(0), torch.stack([high for _, high in found]).amin(0)
+
+    def _deviation(self, place: int) -> Tensor:
+        """How far values of a node can be from the exact ones [B, *D]."""
+        return torch.zeros_like(self._values[place]) if self._deviations is None else self._deviated[place].each
 
     def _narrowed(self, place: int, known: Interval) -> Interval:
         """Bounds that hold already, made tighter where they leave open what the next operation does."""
@@ -196,27 +238,43 @@ class Relaxation:
         pending, constant = start(self._nodes, place, units.flatten(), self._x)
         pending = {at: rows.unflatten(0, units.shape) for at, rows in pending.items()}
         constant = constant.view(units.shape)
+        slack = torch.zeros_like(constant)
+        if self._deviations is not None:
+            slack = self._skipped(place).flatten(1).gather(1, units)
         if not self._joint:  # the upper bound is minus the lower bound of the negative
             pending = {at: torch.cat([rows, -rows], 1) for at, rows in pending.items()}
-            constant = torch.cat([constant, -constant], 1)
-        coefficients, below, above = self._back(pending, constant)
+            constant, slack = torch.cat([constant, -constant], 1), torch.cat([slack, slack], 1)
+        coefficients, below, above = self._back(pending, constant, slack)
         center, reach = self._at_input(coefficients)
         if self._joint:
             return center + below - reach, center + above + reach
         low, negative = (center + below - reach).chunk(2, dim=1)
         return low, -negative
 
+    def _skipped(self, place: int) -> Tensor:
+        """The rounding errors [B, *D] of the operations that `start` leaves behind."""
+        node = self._nodes[place]
+        total = self._local[place]
+        if isinstance(node.operation, Sum):
+            for source in node.inputs:
+                if isinstance(self._nodes[source].operation, Affine | Sum):
+                    total = total + self._skipped(source)
+        return total
+
     def _at_input(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """The value at x, and how far it changes within the ball, of linear functions [B, S, *D] of the input."""
         flat = coefficients.flatten(2)
         center = torch.einsum("bsd,bd->bs", flat, self._x.flatten(1))
         # A norm has no gradient at 0.
-        return center, self._eps[:, None] * flat.square().sum(2).clamp_min(1e-30).sqrt()
+        return center, self._eps[:, None] * flat.square().sum(2).clamp_min(1e-30).sqrt() * self._outward
 
-    def _back(self, pending: dict[int, Tensor], constant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _back(
+        self, pending: dict[int, Tensor], constant: Tensor, slack: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Functions of nodes' values, with coefficients `pending` [B, S, *D], as ones of the input.
 
         Their coefficients, and constants [B, S] with which they bound from below and, if both are joint, from above.
+        `slack` [B, S] is what rounding may change already; without it, rounding is left out.
         """
         below = above = constant
         for here in range(max(pending), 0, -1):
@@ -224,6 +282,8 @@ class Relaxation:
             if here not in pending:
                 continue
             rows = pending.pop(here)
+            if slack is not None and self._deviations is not None and self._rounds(here):
+                slack = slack + _weighed(rows, self._local[here])
             if isinstance(node.operation, Affine):
                 offset = node.operation.offset()
                 if offset is not None:
@@ -239,7 +299,18 @@ class Relaxation:
                 below, above = below + down, above + up
             for source in node.inputs:  # of a sum: each gets them all
                 _put(pending, source, rows)
+        if slack is not None:
+            below, above = below - slack, above + slack
         return pending.get(0, self._x.new_zeros(*below.shape, *self._x.shape[1:])), below, above
+
+    def _rounds(self, place: int) -> bool:
+        """True for operations that round.
+
+        ReLU and max-pooling do not, and their lines round by less than what the operations after them are charged: they
+        are steep only where values are small, and no coefficient is larger than the terms that it is the sum of.
+        """
+        operation = self._nodes[place].operation
+        return isinstance(operation, Sum) or (isinstance(operation, Affine) and operation.roundings > 0)
 
     def _through_relu(self, rows: Tensor, lines: Lines) -> tuple[Tensor, Tensor, Tensor]:
         """A lower bound by the line below where a coefficient is positive, by the one above where it is negative."""
@@ -265,9 +336,14 @@ class Relaxation:
             nodes, shape = self._nodes, self._nodes[place].shape
             units = torch.arange(int(torch.Size(shape).numel()), device=self._x.device)
             size = max(1, _MOST_VALUES // max(int(torch.Size(node.shape).numel()) for node in nodes[: place + 1]))
-            found = [self._back(*_single(start(nodes, place, part, self._x)))[0] for part in units.split(size)]
+            found = [self._back(*_single(start(nodes, place, part, self._x)), None)[0] for part in units.split(size)]
             self._norms[place] = torch.cat([one.flatten(2).norm(dim=2).squeeze(0) for one in found])
         return self._norms[place]
+
+
+def _weighed(rows: Tensor, errors: Tensor) -> Tensor:
+    """Errors [B, *D] times the absolute coefficients [B, S, *D] that they have: [B, S]."""
+    return torch.einsum("bsd,bd->bs", rows.flatten(2).abs(), errors.flatten(1))
 
 
 def _single(begun: tuple[dict[int, Tensor], Tensor]) -> tuple[dict[int, Tensor], Tensor]:

@@ -1,12 +1,12 @@
 """The largest radius at which linear relaxation certifies an input, found by trying radii.
 
 A radius counts only if the bound at it, or at a larger one, came out above zero: nothing rests on the bound falling
-steadily with the radius. The search is in float32, what it finds is confirmed in float64.
+steadily with the radius. The search is in float32, what it finds is confirmed in float64, where rounding errors, the
+module's and our own, are covered by proved bounds.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,9 +14,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from smoothcert.baselines.lipschitz import of_numbers_only, unit_slopes
-from smoothcert.baselines.network import Network, read_network
+from smoothcert.baselines.lipschitz import deviations, of_numbers_only
+from smoothcert.baselines.network import Network
 from smoothcert.baselines.operations import MaxPool, Relu, Shape
+from smoothcert.baselines.reading import Reading
 from smoothcert.baselines.relaxation import Interval, Relaxation, Slopes, margin_rows
 
 Margin = Callable[[Tensor, Tensor], Tensor]
@@ -26,42 +27,47 @@ _TRIALS = 40
 _TOLERANCE = 1e-3  # between a radius that holds and one that does not, relative
 _OUTWARD = 1 + 1e-6  # of slopes that may be kept in float32
 _STEP_BACK = 1 - 1e-6
-_ROUNDING = 1e-9  # of a margin in float64, relative to the scores: far more than is lost
 
 
 @dataclass(frozen=True)
 class RelaxedNetwork:
-    """A network ready for linear relaxation, to search with and to confirm with."""
+    """A module ready for linear relaxation: as a network in float32 to search with, in float64 to confirm with."""
 
+    reading: Reading
     quick: Network
-    exact: Network
+
+    @property
+    def exact(self) -> Network:
+        """The network in float64."""
+        return self.reading.network
 
     @classmethod
     def of(cls, model: nn.Module, shape: Shape) -> RelaxedNetwork:
         """The network that `model` is for inputs of `shape`; ModelError if it has other layers than ReLU networks."""
-        quick, exact = copy.deepcopy(model).float(), copy.deepcopy(model).double()
-        return cls(*(read_network(one.requires_grad_(False), shape) for one in (quick, exact)))
+        reading = Reading.of(model, shape)
+        return cls(reading, reading.network.to(torch.float32))
 
     @torch.no_grad()
     def radii(self, x: Tensor, slopes: tuple[Slopes, ...]) -> tuple[Tensor, Tensor]:
-        """Answers [B] and certified radii [B] for a batch x [B, *D]: for each input the best of the kinds of slopes."""
-        scores = self.exact(x.double())
-        labels = scores.argmax(1)
-        found = [self._radii(x, labels, scores, one) for one in slopes]
+        """Answers [B] and certified radii [B] for a batch x [B, *D]: for each input the best of the kinds of slopes.
+
+        The module gives the answer to every input of its precision within the radius, for all rounding errors that
+        `rounding` allows for. ModelError if its scores for x are not the network's.
+        """
+        labels = self.reading.answers(x)
+        found = [self._radii(x, labels, one) for one in slopes]
         return labels, of_numbers_only(x, torch.stack(found).amax(0))
 
-    def _radii(self, x: Tensor, labels: Tensor, scores: Tensor, slopes: Slopes) -> Tensor:
-        rounding = _ROUNDING * scores.abs().amax(1).clamp_min(1.0)
+    def _radii(self, x: Tensor, labels: Tensor, slopes: Slopes) -> Tensor:
         guess = _linear_distance(self.quick, x.float(), labels)
         found = largest_radius(_Margins(self.quick, x.float(), labels, slopes), guess)
-        return confirmed(_Margins(self.exact, x.double(), labels, slopes, remember=False), found, rounding) * (1 - 1e-9)
+        return confirmed(_Margins(self.exact, x.double(), labels, slopes, remember=False), found)
 
 
 @lru_cache(maxsize=8)
-def _of_weights(network: Network) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """What depends on a network's weights alone, which must not change: slopes of values, and norms of rows to come."""
-    bounded = {node.inputs[0] for node in network.nodes if isinstance(node.operation, Relu | MaxPool)}
-    return {at: unit_slopes(network, at) for at in bounded}, {}
+def _row_norms(network: Network) -> dict[int, Tensor]:  # noqa: ARG001 - a place for each network
+    """Where relaxations of a network, whose weights must not change, keep the norms of rows for the next ones."""
+    return {}
 
 
 class _Margins:
@@ -73,8 +79,9 @@ class _Margins:
         self._remember = remember
         self._within = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
         self._known: dict[int, Interval] = {}
-        found, self._norms = _of_weights(network)
-        self._unit_slopes = {at: one.to(x) * _OUTWARD for at, one in found.items()}
+        self._norms, self._deviations = _row_norms(network), deviations(network)
+        bounded = {node.inputs[0] for node in network.nodes if isinstance(node.operation, Relu | MaxPool)}
+        self._unit_slopes = {at: self._deviations.slopes[at].to(x) * _OUTWARD for at in bounded}
 
     def __call__(self, eps: Tensor, places: Tensor) -> Tensor:
         """The least margin [B] over the other classes."""
@@ -89,6 +96,7 @@ class _Margins:
             known=known,
             unit_slopes=self._unit_slopes,
             norms=self._norms,
+            deviations=self._deviations,
         )
         margins = relaxed.lower(self._rows[places]).amin(1)
         failed = margins <= 0
@@ -165,8 +173,9 @@ def _next_trial(low: Tensor, high: Tensor, at_low: Tensor, at_high: Tensor) -> T
     return torch.where(high.isinf(), 2 * low.clamp_min(1e-6), trial)
 
 
-def confirmed(margin: Margin, found: Tensor, rounding: Tensor) -> Tensor:
-    """`found` [B], or a little less, at which the margin is above `rounding` [B] in float64; else 0."""
+def confirmed(margin: Margin, found: Tensor, rounding: Tensor | None = None) -> Tensor:
+    """`found` [B], or a little less, at which the margin is above `rounding` [B], default 0, in float64; else 0."""
+    rounding = torch.zeros_like(found) if rounding is None else rounding
     radii = found.double().clone()
     result = torch.zeros_like(radii)
     active = torch.nonzero(radii > 0).squeeze(1)

@@ -128,7 +128,7 @@ def _job(
     with evaluating(classifier.network):
         make_certifier(settings.method, classifier.network, first.shape)  # says now what it cannot bound
         with torch.no_grad():
-            scores = classifier.network.to(device)(torch.from_numpy(first)[None].to(device))
+            scores = classifier.network.to(device)(torch.from_numpy(first.copy())[None].to(device))
     if scores.ndim != 2 or not scores.is_floating_point():
         raise ModelError(f"Expected scores [B, K] from the network, got {scores.dtype} {tuple(scores.shape)}.")
     task = BoundTask(model=spec, weights_hash=classifier.weights_hash, device=str(device), method=settings.method)
