@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from smoothcert.errors import ConfigError, ModelError
 from smoothcert.models.agreement import is_labels
-from smoothcert.models.contract import Model, evaluating
+from smoothcert.models.contract import Model, evaluating, is_out_of_memory
 from smoothcert.noise import Noise, rows_per_block
 from smoothcert.reclassification import Reclassification
 from smoothcert.records import Votes
@@ -224,12 +224,6 @@ class Tally:
         return [Votes.of(counts, invalid, ties) for *counts, invalid, _, ties in rows.tolist()]
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
 class _Worker:
     """Makes the noisy copies of a task in its own buffer and classifies them, batch after batch."""
 
@@ -257,7 +251,7 @@ class _Worker:
             try:
                 output = self._forward(first + done, size, task.start + done)
             except Exception as error:
-                if not _out_of_memory(error) or size == 1:
+                if not is_out_of_memory(error) or size == 1:
                     raise
                 job.shrink(size)
                 self._fill(pieces)  # the model may have changed its input before it failed

@@ -20,7 +20,7 @@ from smoothcert.errors import ConfigError, InputError, ModelChangedError
 from smoothcert.execution import Execution, OnTrial
 from smoothcert.inputs import Range, as_float32, check_values, content_id, split_batch
 from smoothcert.models.classifier import Classifier
-from smoothcert.models.contract import Contract, Model, check_contract
+from smoothcert.models.contract import Contract, Model, check_contract, is_out_of_memory
 from smoothcert.models.hashes import checksums
 from smoothcert.models.layers import split_projection
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
@@ -472,15 +472,23 @@ class Smoothed:
             # it runs at all. Then as it will be run, in batches of the size that will be counted.
             self._check_fit(noise, x)
             size = self._execution.plan_for(x.shape).batch_size
-            executed = self._execution.executed(x.shape)
-            self._checked[x.shape] = check_contract(
-                executed,
+            self._checked[x.shape] = self._check_executed(noise, x, size)
+        return self._checked[x.shape]
+
+    def _check_executed(self, noise: Noise, x: npt.NDArray[np.float32], size: int) -> Contract:
+        """Check the contract of what is executed, in batches of `size`, or of as many rows as memory has room for."""
+        try:
+            return check_contract(
+                self._execution.executed(x.shape),
                 self._probes(noise, x),
                 num_classes=self.num_classes,
                 allow_random=self._allow_random,
                 batch_size=size,
             )
-        return self._checked[x.shape]
+        except Exception as error:
+            if not is_out_of_memory(error) or size == 1:
+                raise
+        return self._check_executed(noise, x, size // 2)
 
     def _check_fit(self, noise: Noise, x: npt.NDArray[np.float32]) -> None:
         """Check the contract of the model as it is, in small batches."""

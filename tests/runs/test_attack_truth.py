@@ -62,9 +62,9 @@ def test_the_judge_draws_noise_of_its_own(monkeypatch, tmp_path):
 
     made = []
 
-    def recorded(key, input_id, stage):
-        made.append((key, input_id, stage))
-        return Stream(key, input_id, stage)
+    def recorded(key, input_id, stage, question=""):
+        made.append((key, input_id, stage, question))
+        return Stream(key, input_id, stage, question)
 
     monkeypatch.setattr(smoothed, "Stream", recorded)
     run = certified(tmp_path / "certified")

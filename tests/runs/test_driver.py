@@ -20,9 +20,9 @@ def test_no_draw_serves_twice(tmp_path, monkeypatch):
     """Not even those by which the chunks are measured: no row may rest on noise that was looked at before."""
     made, stream = [], smoothed.Stream
 
-    def recorded(key, input_id, stage):
+    def recorded(key, input_id, stage, question=""):
         made.append((input_id, stage))
-        return stream(key, input_id, stage)
+        return stream(key, input_id, stage, question)
 
     monkeypatch.setattr(smoothed, "Stream", recorded)
     run = runs.certify_dataset(seeded(small_cnn, 0), DATA, tmp_path / "run", SETTINGS)

@@ -23,6 +23,7 @@ from smoothcert.runs.ray_engine import Answer, run_on_ray
 from smoothcert.runs.smoothing import SmoothingTask
 from smoothcert.runs.work import Chunk
 from smoothcert.sampling import Plan
+from smoothcert.streams import STREAM_NAMING
 from smoothcert.training.loop import seeded, train
 from smoothcert.training.settings import TrainSettings
 
@@ -116,6 +117,7 @@ def task_of(model):
     words = {"kind": "certify", "sigma": 0.25, "noise": "auto", "procedure": settings.make_procedure(), "device": "cpu"}
     words |= {"shape": (1, 8, 8), "executed": None, "calibration": None}
     words |= {"tests_true_labels": False, "num_classes": 10, "key": "00" * 32, "secure": False, "allow_random": False}
+    words |= {"naming": STREAM_NAMING}
     return SmoothingTask(model=spec, weights_hash=spec.load().weights_hash, plan=Plan(128, threads=1), **words)
 
 

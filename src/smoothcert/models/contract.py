@@ -83,11 +83,20 @@ def evaluating(model: Model) -> Iterator[None]:
                     part.training = mode
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for the ways in which Python and torch say that memory is short: smaller batches may help."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 def _call(model: Model, batch: Tensor) -> Tensor:
     shape = tuple(batch.shape)
     try:
         output = model(batch.clone())
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(
             f"The model failed on a batch of shape {shape} ({type(error).__name__}: {error}). It must accept a batch "
             "of any length; if the input itself was meant as a batch or has unusual dimensions, declare input_shape."
