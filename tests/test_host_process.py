@@ -148,6 +148,20 @@ def test_weights_that_change_under_way_are_noticed(change):
         Smoothed(model, 0.25, 5, batch_size=64, on_draws=train).certify(IMAGES[0], n_max=500)
 
 
+def test_weights_that_the_model_itself_changes_are_noticed_in_the_copy_that_runs():
+    """Convolutions run with the channels last in a copy, and the model's code sees the copy's weights."""
+
+    class Drifting(nn.Sequential):
+        def forward(self, batch):
+            if len(batch) == 64:
+                self[0].weight.data.mul_(1 + 1e-6)
+            return super().forward(batch)
+
+    model = Drifting(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 5))
+    with pytest.raises(ModelChangedError, match="weights or buffers changed"):
+        Smoothed(model, 0.25, 5, batch_size=64).certify(IMAGES[0], n_max=500)
+
+
 def test_a_model_may_be_trained_between_two_calls():
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
     g = Smoothed(model, 0.25, 5, batch_size=64)

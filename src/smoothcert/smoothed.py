@@ -20,7 +20,7 @@ from smoothcert.errors import ConfigError, InputError, ModelChangedError
 from smoothcert.execution import Execution, OnTrial
 from smoothcert.inputs import Range, as_float32, check_values, content_id, split_batch
 from smoothcert.models.classifier import Classifier
-from smoothcert.models.contract import Contract, Model, check_contract, is_out_of_memory
+from smoothcert.models.contract import Contract, Model, check_contract, evaluating, is_out_of_memory
 from smoothcert.models.hashes import checksums
 from smoothcert.models.layers import split_projection
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
@@ -32,6 +32,7 @@ from smoothcert.sampling import (
     Plan,
     Request,
     count_votes_together,
+    in_layout,
     pick_device,
     preserved_random_state,
 )
@@ -368,6 +369,18 @@ class Smoothed:
             contract = self._check_model(cases[0].noise, cases[0].x)
             model = self._execution.executed(shape)
             plan = self._execution.plan_for(shape)
+        with evaluating(model):
+            laid = in_layout(model, channels_last=plan.channels_last and len(shape) == 3)  # once for all rounds
+            weights = checksums(laid)  # of a copy perhaps, which the model's own code may change too
+            self._run_rounds(cases, laid, plan, contract)
+        if checksums(laid) != weights or checksums(self.model) != self._checked_weights:
+            raise ModelChangedError(
+                "The model's weights or buffers changed while it was being certified: its draws are not those of one "
+                "classifier. Do not train it at the same time, and make sure that it does not modify its weights in "
+                "eval mode."
+            )
+
+    def _run_rounds(self, cases: list[_Case], model: Model, plan: Plan, contract: Contract) -> None:
         pending = deque(case for case in cases if not case.running.finished)
         # The one input's draws are worth watching, and of several how many are done.
         shows_draws, shows_inputs = (self._progress, False) if len(cases) == 1 else (False, self._progress)
@@ -400,7 +413,6 @@ class Smoothed:
                 unfinished = [case for case in chosen if not case.running.finished]
                 pending.extendleft(reversed(unfinished))
                 inputs.advance(len(chosen) - len(unfinished))
-        self._check_weights()
 
     def _random_state(self, stream: Stream) -> AbstractContextManager[None]:
         """The caller's random state is restored afterwards; a model that is random on purpose has one of its own.
@@ -416,15 +428,6 @@ class Smoothed:
             size = sample_size(request.n, first=request.stream.stage == 0, allow_random=self._allow_random)
             samples.append(request.stream.sample(request.n, size))
         return Reclassification(samples, spread, allow_random=self._allow_random)
-
-    def _check_weights(self) -> None:
-        """Raise ModelChangedError if the model is not the one whose contract was checked."""
-        if checksums(self.model) != self._checked_weights:
-            raise ModelChangedError(
-                "The model's weights or buffers changed while it was being certified: its draws are not those of one "
-                "classifier. Do not train it at the same time, and make sure that it does not modify its weights in "
-                "eval mode."
-            )
 
     def _result(self, case: _Case, conclude: Callable[..., Result], executed: str | None) -> Result:
         return conclude(

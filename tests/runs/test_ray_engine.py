@@ -42,7 +42,8 @@ class Odd(torch.nn.Module):
         self.network = load_checkpoint(Path({checkpoint!r})).network
 
     def forward(self, x):
-        white = bool((x.mean(dim=(1, 2, 3)) > 0.8).any())
+        mean = x.mean(dim=(1, 2, 3))
+        white = bool(((mean > 0.8) & (mean < 1.2)).any())
         if white and elsewhere:
             {trouble}
         return self.network(x)

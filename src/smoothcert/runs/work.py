@@ -89,12 +89,16 @@ class Worker(ABC):
         if len(places) > 1 and len(shapes) == 1:
             try:
                 return dict(zip(places, self._ask(chunk, places), strict=True))
+            except ModelChangedError:
+                raise  # not one input's fault: no row after the change is worth anything
             except Exception:  # noqa: S110 - asked again, one by one, to know which it is
                 pass
         found: dict[int, Row] = {}
         for place in places:
             try:
                 [found[place]] = self._ask(chunk, [place])
+            except ModelChangedError:
+                raise
             except Exception as error:
                 found[place] = {"error": describe_error(error)}
         return found
