@@ -372,6 +372,7 @@ def _base_job(
         scores = classifier.network.to(device)(torch.from_numpy(first)[None].to(device))
     if scores.ndim != 2 or not scores.is_floating_point():
         raise ModelError(f"Expected scores [B, K] from the network, got {scores.dtype} {tuple(scores.shape)}.")
+    data.check_model_classes(scores.shape[1], indices)
     with attacking(classifier.network) as network:  # says now what cannot be attacked
         check_differentiable(network, torch.from_numpy(first)[None].to(device), torch.tensor([0]))
     attacks = tuple(settings.attacks)
