@@ -1,5 +1,8 @@
 """One writer per run: of many that come at once one wins, and a holder that died is no obstacle."""
 
+import errno
+import fcntl
+import logging
 import os
 import signal
 import socket
@@ -11,7 +14,7 @@ import pytest
 from run_fixtures import ROWS, arguments, finished, launch, wait_for
 from smoothcert import runs
 from smoothcert.errors import ConfigError, OutputError
-from smoothcert.lock import Lock
+from smoothcert.lock import SOFT, Lock
 from smoothcert.runs.directory import Writer
 
 pytest_plugins = ["run_fixtures"]
@@ -136,8 +139,6 @@ def test_a_lock_can_be_had_again_once_it_is_released(tmp_path):
 
 
 def test_a_lock_that_was_removed_meanwhile_is_not_taken(tmp_path, monkeypatch):
-    import fcntl
-
     really = fcntl.flock
 
     def removing(*arguments):
@@ -147,6 +148,65 @@ def test_a_lock_that_was_removed_meanwhile_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", removing)
     with pytest.raises(OutputError, match="locked by"):
         Lock(tmp_path / "lock")
+
+
+def unsupported(code):
+    def flock(*_):
+        raise OSError(code, os.strerror(code))
+
+    return flock
+
+
+NO_LOCKS = {
+    "always granted": lambda *_: None,
+    **{errno.errorcode[code]: unsupported(code) for code in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)},
+}
+
+
+@pytest.mark.parametrize("flock", NO_LOCKS)
+def test_where_the_file_system_has_no_locks_two_writers_are_told_apart_and_it_is_said_once(
+    tmp_path, monkeypatch, caplog, flock
+):
+    monkeypatch.setattr(fcntl, "flock", NO_LOCKS[flock])
+    folder = tmp_path / "run"
+    with caplog.at_level(logging.WARNING, logger="smoothcert"), Writer(folder, resume=False):
+        with pytest.raises(OutputError, match=f"is locked by process {os.getpid()} on .* delete .*{SOFT}"):
+            Writer(folder, resume=True)
+        [record] = caplog.records
+    assert "does not support locks" in record.getMessage()
+    assert not folder.exists()  # nothing came of it
+    with Writer(folder, resume=False) as writer:
+        assert writer.existing is None
+
+
+def test_a_soft_lock_of_a_process_that_was_killed_is_no_obstacle(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", NO_LOCKS["ENOSYS"])
+    script = """
+import errno, fcntl, os, pathlib, signal, sys
+def flock(*_):
+    raise OSError(errno.ENOSYS, "")
+fcntl.flock = flock
+from smoothcert.lock import Lock
+lock = Lock(pathlib.Path(sys.argv[1]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path / "lock")], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / SOFT).exists()
+    Lock(tmp_path / "lock").release()
+    assert not (tmp_path / SOFT).exists()
+
+
+def test_a_lock_that_cannot_be_taken_for_another_reason_is_an_error_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", unsupported(errno.EIO))
+    with pytest.raises(OutputError, match=r"Cannot lock .*: Input/output error"):
+        Lock(tmp_path / "lock")
+
+
+def test_where_locks_work_nothing_is_said(tmp_path, caplog):
+    with Lock(tmp_path / "lock"):
+        assert [entry.name for entry in tmp_path.iterdir()] == ["lock"]
+    assert not caplog.records
 
 
 def test_a_reader_needs_no_lock(whole):

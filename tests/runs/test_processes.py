@@ -383,30 +383,76 @@ def test_processes_end_when_the_run_is_interrupted(files, tmp_path):
     assert len(runs.open(tmp_path / "run").rows) == 4
 
 
-def test_a_silent_process_is_given_up_only_after_the_timeout(monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", [0, 2], ids=["the first", "the last"])
+def test_a_signal_while_a_process_is_started_takes_effect_once_it_is(monkeypatch, number, place):
+    """Starting one writes to it, which takes as long as it loads Python: a key press then must not be lost."""
+    started, ended = [], []
+
+    class Starting:
+        pid, exitcode = 2**30, 0
+
+        def start(self):
+            started.append(self)
+            if len(started) == place + 1:
+                os.kill(os.getpid(), number)
+                assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # which the process inherits
+
+        def kill(self):
+            ended.append(self)
+
+        def join(self, *_): ...
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        processes = engines.Processes(None, 3, timeout=None, on_draws=lambda _: None)
+        monkeypatch.setattr(processes._context, "Process", lambda **_: Starting(), raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            next(processes.run(iter([engines.Chunk(0, (5,), ("",), (1,))])))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(started) == place + 1
+    assert ended == started
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_silent_process_is_given_up_only_after_the_timeout_and_a_second_try(monkeypatch):
     """By the clock that cannot be set; loading and waiting for work do not count."""
     now = [1000.0]
     monkeypatch.setattr(engines.time, "monotonic", lambda: now[0])
     processes = engines.Processes(None, 1, timeout=60.0, on_draws=lambda _: None)
-    monkeypatch.setattr(processes, "_hire", lambda: engines._Hand(None, None))
-    hand = engines._Hand(Ended(), Ended(), chunk=engines.Chunk(0, (5,), ("",), (1,)), heard=1000.0)
-    processes._hands = [hand]
-    now[0] = 9999.0
-    assert list(processes._hung()) == []  # it is still loading the model
-    hand.ready, hand.heard = True, 9990.0
-    assert list(processes._hung()) == []
-    now[0] = 9990.0 + 60.5
-    [(number, rows, _)] = processes._hung()
+    monkeypatch.setattr(processes, "_hire", lambda: None)
+    chunk = engines.Chunk(0, (5,), ("",), (1,))
+
+    def after(hand, seconds):
+        processes._hands = [hand]
+        done = []
+        for _ in range(round(seconds / 0.5)):
+            now[0] += 0.5
+            done += processes._hung()
+        return done
+
+    hand = engines._Hand(Ended(), Ended(), chunk=chunk)
+    assert after(hand, 600) == []  # it is still loading the model
+    hand.ready = True
+    assert after(hand, 59) == []
+    assert not processes._waiting
+    assert after(hand, 1.5) == []
+    assert list(processes._waiting) == [chunk]  # to be tried again
+    [(number, rows, _)] = after(engines._Hand(Ended(), Ended(), chunk=chunk, ready=True), 60.5)
     assert number == 0
     assert rows == [{"index": 5, "true": 1, "error": "ModelError: no forward pass was done within 60 seconds"}]
-    hand.chunk = None
-    assert list(processes._hung()) == []
+    assert after(engines._Hand(Ended(), Ended(), ready=True), 600) == []  # it has nothing to do
 
 
 class Ended:
     """Stands for a process, and for its pipe."""
 
     exitcode = 0
+    pid = 2**30  # no process of ours
 
     def kill(self): ...
 

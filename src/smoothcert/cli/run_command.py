@@ -135,5 +135,5 @@ def finish(console: Console, run: Run, *, as_json: bool, summary: dict[str, Any]
         first = run.errors[0]
         raise RowsFailedError(
             f"{len(run.errors):,} of {len(run.rows):,} inputs failed and are marked so; the first, input "
-            f"{first['index']}: {first['error']}"
+            f"{first['index']}: {first['error']}. Add --resume --retry-errors to redo them."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,20 @@ class Dataset(ABC):
             raise InputError(
                 f"Expected labels from 0 to {len(self.classes) - 1} in {self.name}, as there are as many names, "
                 f"got {self.labels.max()}."
+            )
+
+    def check_model_classes(self, num_classes: int, indices: Sequence[int]) -> None:
+        """Raise InputError unless the labels of the inputs `indices` are classes of a model with `num_classes`."""
+        if self.labels is None:
+            return
+        labels = self.labels[np.asarray(indices, dtype=np.int64)]
+        outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
+        if len(outside):
+            first = int(outside[0])
+            raise InputError(
+                f"Input {indices[first]} of {self.name} has label {labels[first]}, but the model has {num_classes} "
+                f"classes (0 to {num_classes - 1}); {len(outside):,} of {len(labels):,} inputs have such labels. Use "
+                "the data set that the model was trained on, or a model for these classes."
             )
 
 

@@ -372,6 +372,7 @@ def _base_job(
     device = pick_device(classifier.network, settings.device)
     with attacking(classifier.network.to(device)) as network:  # says now what cannot be attacked
         classes = check_differentiable(network, torch.from_numpy(first)[None].to(device), torch.tensor([0]))
+    data.check_model_classes(classes, indices)
     attacks = tuple(settings.attacks)
     task = BaseAttackTask(
         model=spec,

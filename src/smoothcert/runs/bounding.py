@@ -131,6 +131,7 @@ def _job(
             scores = classifier.network.to(device)(torch.from_numpy(first.copy())[None].to(device))
     if scores.ndim != 2 or not scores.is_floating_point():
         raise ModelError(f"Expected scores [B, K] from the network, got {scores.dtype} {tuple(scores.shape)}.")
+    data.check_model_classes(scores.shape[1], indices)
     task = BoundTask(model=spec, weights_hash=classifier.weights_hash, device=str(device), method=settings.method)
     values = shared_values(classifier, scores.shape[1], data, indices, settings.batch_size, str(device), settings)
     described = {

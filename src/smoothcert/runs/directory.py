@@ -192,13 +192,11 @@ class Writer:
         """Close the files and let others write; a folder made in vain is removed."""
         if self._journal is not None:
             self._journal.close()
-        if not (self.path / FILE).exists():  # nothing came of it: leave the place as it was
-            with contextlib.suppress(OSError):  # unless others have put something there
-                if self._lock.made:
-                    (self.path / LOCK).unlink(missing_ok=True)
-                if self._created:
-                    self.path.rmdir()
-        self._lock.release()
+        begun = (self.path / FILE).exists()
+        self._lock.release(remove=not begun)
+        if self._created and not begun:
+            with contextlib.suppress(OSError):  # others have put something there
+                self.path.rmdir()
 
     def __enter__(self) -> Writer:
         return self

@@ -43,9 +43,9 @@ class Job:
     manifest: Manifest
     settings: EngineSettings
 
-    def run(self, done: int, on_draws: OnDraws) -> Iterator[Done]:
-        """The chunks that have rows left to write, worked off by the engine."""
-        chunks = self._chunks(done)
+    def run(self, numbers: Iterable[int], on_draws: OnDraws) -> Iterator[Done]:
+        """The rows of the chunks with these numbers, computed by the engine, in any order."""
+        chunks = (read_chunk(self.data, self.indices, self.chunk, number) for number in numbers)
         if self.settings.engine == "ray":
             from smoothcert.runs.ray_engine import run_on_ray
 
@@ -58,10 +58,13 @@ class Job:
             engine = Processes(self.task, workers, timeout=self.settings.timeout, on_draws=on_draws)
             yield from engine.run(chunks)
 
-    def _chunks(self, done: int) -> Iterator[Chunk]:
-        """Chunks begin at fixed places: one that was half written is worked off again as a whole."""
-        for number in range(done // self.chunk, -(-len(self.indices) // self.chunk)):
-            yield read_chunk(self.data, self.indices, self.chunk, number)
+    def unfinished(self, done: int, failed: Iterable[int]) -> list[int]:
+        """Numbers of the chunks that hold rows after the first `done`, or one of the places in `failed`.
+
+        Chunks begin at fixed places and are always computed as a whole, so that the same draws share a batch.
+        """
+        places = {*failed, *range(done, len(self.indices))}
+        return sorted({place // self.chunk for place in places})
 
 
 def drive(
@@ -81,15 +84,17 @@ def drive(
         job = prepare(writer.existing)
         journal = writer.start(job.manifest)
         manifest = writer.existing or job.manifest
-        done = len(journal.rows)
+        failed = set()
+        if job.settings.retry_errors:
+            failed = {place for place, row in enumerate(journal.rows) if "error" in row}
         if on_start is not None:
-            on_start(done, len(job.indices), journal.notice)
-        rows = list(journal.rows)
-        if done < len(job.indices):
-            results = job.run(done, on_draws or (lambda _: None))
+            on_start(len(journal.rows) - len(failed), len(job.indices), journal.notice)
+        unfinished = job.unfinished(len(journal.rows), failed)
+        if unfinished:
+            results = job.run(unfinished, on_draws or (lambda _: None))
             with contextlib.closing(results):
-                rows += _write(journal, results, job.chunk, done, writer.path / TIMES, on_rows)
-    return Run(writer.path, manifest, rows)
+                _write(journal, results, job.chunk, failed, writer.path / TIMES, on_rows)
+    return Run(writer.path, manifest, journal.rows)
 
 
 def read_chunk(data: Dataset, indices: Sequence[int], size: int, number: int) -> Chunk:
@@ -171,25 +176,34 @@ def _device_name(device: str) -> str:
 
 
 def _write(
-    journal: Journal, results: Iterable[Done], size: int, done: int, times: Path, on_rows: OnRows | None
-) -> list[Row]:
-    """Append rows in the order of the indices, whatever order the chunks come in; each chunk once."""
+    journal: Journal, results: Iterable[Done], size: int, failed: set[int], times: Path, on_rows: OnRows | None
+) -> None:
+    """Append rows in the order of the indices, whatever order the chunks come in; each chunk once.
+
+    Rows at the places in `failed` are there already, and are replaced.
+    """
     waiting: dict[int, tuple[list[Row], float]] = {}
-    number, written = done // size, []
-    skipped = done % size
+    number, skipped = divmod(len(journal.rows), size)
+
+    def note(rows: Sequence[Row], seconds: float) -> None:
+        _note_times(times, rows, seconds)
+        if on_rows is not None:
+            on_rows(rows, sum(stage["n"] for row in rows for stage in row.get("stages", ())))
+
     for found, rows, seconds in results:
+        redone = {place: row for place, row in enumerate(rows, found * size) if place in failed}
+        if redone:
+            journal.replace_failed(redone)
+            failed -= set(redone)
+            note(list(redone.values()), seconds / len(rows))
         if found >= number:
             waiting.setdefault(found, (rows, seconds))
         while number in waiting:
             rows, seconds = waiting.pop(number)
             fresh = rows[skipped:]
             journal.append(fresh)
-            _note_times(times, fresh, seconds / len(rows))
-            written += fresh
             number, skipped = number + 1, 0
-            if on_rows is not None:
-                on_rows(fresh, sum(stage["n"] for row in fresh for stage in row.get("stages", ())))
-    return written
+            note(fresh, seconds / len(rows))
 
 
 def _note_times(path: Path, rows: Sequence[Row], seconds: float) -> None:

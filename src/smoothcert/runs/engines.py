@@ -6,15 +6,18 @@ certificates do not depend on the engine, nor on the number of workers.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -22,12 +25,15 @@ from smoothcert.errors import ModelChangedError, ModelError
 from smoothcert.runs.rows import Row
 from smoothcert.runs.work import Chunk, Task, Worker
 from smoothcert.sampling import MAX_WORKERS
+from smoothcert.signals import deferring
 
 Done = tuple[int, list[Row], float]
 OnDraws = Callable[[int], None]
 ATTEMPTS = 3  # a chunk whose worker dies so often is given up
-_BEAT_SECONDS = 0.5
+BEAT_SECONDS = 0.5
 _GOODBYE_SECONDS = 5.0
+_HAS_MASK = hasattr(signal, "pthread_sigmask")
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def run_here(worker: Worker, chunks: Iterable[Chunk]) -> Iterator[Done]:
@@ -50,9 +56,48 @@ def threads_per_process(processes: int) -> int:
     return max(1, min(MAX_WORKERS, available // processes))
 
 
+class Clock:
+    """Measures time in ticks that are meant to be short; the excess of a long tick does not count.
+
+    A tick that took far longer than intended means that this process did something else or was itself stopped, by a
+    signal or with its container or virtual machine. Its workers were not watched then, and most likely stopped too.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        self.tick = BEAT_SECONDS if timeout is None else min(BEAT_SECONDS, timeout / 8)
+        self._looked = time.monotonic()
+
+    def passed(self) -> float:
+        """Seconds since the last call, at most two ticks."""
+        now = time.monotonic()
+        passed, self._looked = now - self._looked, now
+        return min(passed, 2 * self.tick)
+
+
+def attempts_after_hang(attempts: int) -> int:
+    """The number of attempts to count for a chunk that hangs: one more is made, as the worker may have been paused."""
+    return max(attempts, ATTEMPTS - 2)
+
+
+def _end_with_parent() -> None:
+    """End this process when the driver ends, however that ends, and whatever the model is doing at that time."""
+    if sys.platform == "linux":  # works even if the model hangs in code that keeps Python's threads from running
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        parent.join()  # type: ignore[union-attr]  # returns at once if the parent ended before we came here
+        os._exit(1)
+
+    if parent is not None:
+        threading.Thread(target=watch, daemon=True, name="smoothcert-parent").start()
+
+
 def _serve(task: Task, threads: int, beat: float, pipe: Connection) -> None:
     """A worker process: answers chunks with rows until the pipe is closed; tells of draws every `beat` seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
+    _unblock_interrupts()
+    _end_with_parent()
     import torch
 
     torch.set_num_threads(threads)
@@ -83,15 +128,27 @@ def _serve(task: Task, threads: int, beat: float, pipe: Connection) -> None:
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _interrupts_held_back() -> Iterator[None]:
+    """Start processes with Ctrl-C blocked, since it reaches the whole group of processes; here it takes effect later.
+
+    It must not be ignored for this purpose: then it would be lost.
+    """
+    with deferring():
+        if not _HAS_MASK:
+            yield
+            return
+        resource_tracker.ensure_running()  # started with the first process, it would lift the block
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _unblock_interrupts() -> None:
+    """Undo in a worker process, which ignores Ctrl-C by now, what it inherited: what it starts shall not inherit it."""
+    if _HAS_MASK:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @dataclass(eq=False)
@@ -102,13 +159,23 @@ class _Hand:
     pipe: Connection
     chunk: Chunk | None = None
     started: float = 0.0
-    heard: float = 0.0
+    silent: float = 0.0
+    """Seconds since it was last heard of, without the time during which it or the driver was stopped."""
     ready: bool = False
 
     def give(self, chunk: Chunk) -> None:
-        self.chunk, self.started = chunk, time.monotonic()
-        self.heard = self.started
+        self.chunk, self.started, self.silent = chunk, time.monotonic(), 0.0
         self.pipe.send(chunk)
+
+    @property
+    def stopped(self) -> bool:
+        """True if a signal has stopped the process, as SIGSTOP does, and none has continued it."""
+        if not hasattr(os, "waitid"):
+            return False
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return False
 
     def end(self) -> None:
         self.pipe.close()
@@ -129,12 +196,14 @@ class Processes:
         self._attempts: dict[int, int] = {}
         self._waiting: deque[Chunk] = deque()
         self._stillborn = 0  # workers in a row that died before they had the model
+        self._clock = Clock(timeout)
 
     def run(self, chunks: Iterable[Chunk]) -> Iterator[Done]:
         """Hand chunks out one by one, replace workers that die, yield what is done."""
         source = iter(chunks)
         try:
-            self._hands = [self._hire() for _ in range(self._workers)]
+            for _ in range(self._workers):
+                self._hire()
             while True:
                 self._hand_out(source)
                 if not any(hand.chunk for hand in self._hands):
@@ -146,14 +215,14 @@ class Processes:
             for hand in self._hands:
                 hand.end()
 
-    def _hire(self) -> _Hand:
+    def _hire(self) -> None:
         ours, theirs = self._context.Pipe()
-        beat = min(_BEAT_SECONDS, (self._timeout or _BEAT_SECONDS) / 4)
-        process = self._context.Process(target=_serve, args=(self._task, self._threads, beat, theirs), daemon=True)
-        with _deaf_to_interrupts():  # which it inherits: Ctrl-C reaches the whole group of processes
+        arguments = (self._task, self._threads, self._clock.tick, theirs)
+        process = self._context.Process(target=_serve, args=arguments, daemon=True)
+        with _interrupts_held_back():  # until it is known to whoever ends the processes
             process.start()
-        theirs.close()
-        return _Hand(process, ours, heard=time.monotonic())
+            theirs.close()
+            self._hands.append(_Hand(process, ours))
 
     def _hand_out(self, source: Iterator[Chunk]) -> None:
         for hand in self._hands:
@@ -168,7 +237,7 @@ class Processes:
 
     def _listen(self) -> Iterator[Done]:
         by_pipe = {hand.pipe: hand for hand in self._hands}
-        for pipe in wait(list(by_pipe), timeout=self._patience()):
+        for pipe in wait(list(by_pipe), timeout=self._clock.tick):
             hand = by_pipe[pipe]  # type: ignore[index]
             try:
                 what, content = hand.pipe.recv()
@@ -179,8 +248,7 @@ class Processes:
         yield from self._hung()
 
     def _heard(self, hand: _Hand, what: str, content: Any) -> Iterator[Done]:
-        hand.heard = time.monotonic()
-        hand.ready, self._stillborn = True, 0
+        hand.silent, hand.ready, self._stillborn = 0.0, True, 0
         if what == "draws":
             self._on_draws(content)
         elif what == "failed":
@@ -191,19 +259,21 @@ class Processes:
             chunk, hand.chunk = hand.chunk, None
             yield chunk.number, content, time.monotonic() - hand.started
 
-    def _patience(self) -> float:
-        return 5.0 if self._timeout is None else min(5.0, self._timeout / 4)
-
     def _hung(self) -> Iterator[Done]:
-        """Give up what has not made a forward pass for too long; loading the model does not count."""
+        """Replace workers that have not made a forward pass for too long; loading the model does not count."""
+        passed = self._clock.passed()
         for hand in list(self._hands):
-            silent = time.monotonic() - hand.heard
-            if self._timeout is not None and hand.chunk is not None and hand.ready and silent > self._timeout:
-                self._attempts[hand.chunk.number] = ATTEMPTS  # it would hang again
+            if self._timeout is None or hand.chunk is None or not hand.ready or hand.stopped:
+                continue
+            hand.silent += passed
+            if hand.silent > self._timeout:
+                attempts = self._attempts.get(hand.chunk.number, 0)
+                self._attempts[hand.chunk.number] = attempts_after_hang(attempts)
                 yield from self._replace(hand, f"no forward pass was done within {self._timeout:g} seconds")
 
     def _replace(self, hand: _Hand, reason: str) -> Iterator[Done]:
         hand.end()
+        self._hands.remove(hand)
         chunk = hand.chunk
         if not hand.ready:
             self._stillborn += 1
@@ -216,4 +286,4 @@ class Processes:
                 yield chunk.number, given_up(chunk, f"ModelError: {reason}"), time.monotonic() - hand.started
             else:
                 self._waiting.append(chunk)
-        self._hands[self._hands.index(hand)] = self._hire()
+        self._hire()

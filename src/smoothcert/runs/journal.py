@@ -1,8 +1,9 @@
-"""An append-only file of JSON lines that a crash at any point leaves readable.
+"""A file of JSON lines that a crash at any point leaves readable.
 
-Every line carries a checksum over its run, its place and its content. Lines are written whole and synced to disk before
-the next; what a crash cuts off is the last line alone, which is dropped when the file is opened again. A line that does
-not have its checksum anywhere else is an error: it was altered.
+Every line carries a checksum over its run, its place and its content. Lines are appended whole and synced to disk
+before the next; what a crash cuts off is the last line alone, which is dropped when the file is opened again. A line
+that does not have its checksum anywhere else is an error: it was altered. Rows of inputs that failed can be replaced: a
+new file then takes the place of the old one in a single step.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,20 @@ class Journal:
         self.path, self._run_id = path, run_id
         self.rows, self._size, self.notice = read_lines(path, run_id)
         self._file = -1
+        self._open()
+
+    def _open(self) -> None:
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
             os.ftruncate(self._file, self._size)
-            sync_folder(path.parent)
+            sync_folder(self.path.parent)
         except OSError as error:
             self.close()
-            raise OutputError(f"Cannot write {path}: {error.strerror}.") from error
-        self._count = len(self.rows)
+            raise OutputError(f"Cannot write {self.path}: {error.strerror}.") from error
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write rows and return when they are on disk; OutputError, and the file as before, if they cannot be."""
-        content = b"".join(encode_line(self._run_id, self._count + i, row) for i, row in enumerate(rows))
+        content = b"".join(encode_line(self._run_id, place, row) for place, row in enumerate(rows, len(self.rows)))
         try:
             _write(self._file, content, self._size)
             os.fsync(self._file)
@@ -100,12 +103,26 @@ class Journal:
                 os.ftruncate(self._file, self._size)
             if isinstance(error, OSError):
                 raise OutputError(
-                    f"Cannot write {self.path}: {error.strerror}. The {self._count:,} rows before are safe; make room "
-                    "and go on with --resume."
+                    f"Cannot write {self.path}: {error.strerror}. The {len(self.rows):,} rows before are safe; make "
+                    "room and resume with --resume."
                 ) from error
             raise
         self._size += len(content)
-        self._count += len(rows)
+        self.rows += rows
+
+    def replace_failed(self, rows: Mapping[int, Row]) -> None:
+        """Replace rows of failed inputs by place, and return when the new file is on disk.
+
+        OutputError, and the file as before, if it cannot be written. Results are never replaced.
+        """
+        if any("error" not in self.rows[place] for place in rows):
+            raise ValueError("only rows of inputs that failed may be replaced")
+        replaced = [rows.get(place, row) for place, row in enumerate(self.rows)]
+        content = as_bytes(replaced, self._run_id)
+        write_once(self.path, content)
+        self.close()
+        self.rows, self._size = replaced, len(content)
+        self._open()
 
     def __enter__(self) -> Journal:
         return self

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from smoothcert import errors
 from smoothcert.errors import ConfigError, MissingExtraError, ModelError, SmoothcertError
-from smoothcert.runs.engines import ATTEMPTS, Done, OnDraws, given_up
+from smoothcert.runs.engines import ATTEMPTS, BEAT_SECONDS, Clock, Done, OnDraws, attempts_after_hang, given_up
+from smoothcert.runs.ray_guardian import environment, guarding
 from smoothcert.runs.settings import EngineSettings
 from smoothcert.runs.work import Chunk, Task, describe_error
 from smoothcert.sampling import MAX_WORKERS
@@ -29,7 +30,6 @@ from smoothcert.sampling import MAX_WORKERS
 log = logging.getLogger("smoothcert")
 
 _STORE_BYTES = 256 * 2**20  # chunks and rows are small; Ray would take a third of the memory
-_BEAT_SECONDS = 0.5
 _LATE_SECONDS = 20.0  # an actor that has no process by then lacks a node to run on
 _CHECK_SECONDS = 60.0
 _MOST_IDLE = 0.2  # share of the CPUs that may be left over for actors with more threads, thus fewer models
@@ -120,12 +120,14 @@ def _cluster(settings: EngineSettings) -> Iterator[ModuleType]:
     if ray.is_initialized():
         yield ray
         return
-    with _kept_sigterm():
-        _connect(ray, settings)
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    own = settings.address is None
+    with guarding() if own else contextlib.nullcontext({}) as marks:
+        with _kept_sigterm(), environment(marks):
+            _connect(ray, settings)
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
 
 
 def _connect(ray: ModuleType, settings: EngineSettings) -> None:
@@ -216,7 +218,7 @@ class _Hand:
 
     def ask(self) -> None:
         """Ask for the draws so far, now and then, while a chunk is being worked on."""
-        if self.chunk is not None and self.drawn is None and time.monotonic() - self.asked >= _BEAT_SECONDS:
+        if self.chunk is not None and self.drawn is None and time.monotonic() - self.asked >= BEAT_SECONDS:
             self.asked = time.monotonic()
             self.drawn = self.actor.drawn.options(concurrency_group="watch").remote()
 
@@ -238,7 +240,7 @@ class _Actors:
         self._attempts: dict[int, int] = {}
         self._waiting: deque[Chunk] = deque()
         self._late = _LATE_SECONDS
-        self._looked = time.monotonic()
+        self._clock = Clock(timeout)
 
     def run(self, chunks: Iterable[Chunk]) -> Iterator[Done]:
         """Hand chunks out one by one, replace actors that die, yield what is done."""
@@ -276,16 +278,12 @@ class _Actors:
         if not self._waiting:
             self._waiting.extend(chunk for chunk in (next(source, None),) if chunk is not None)
 
-    @property
-    def _patience(self) -> float:
-        return _BEAT_SECONDS if self._timeout is None else min(_BEAT_SECONDS, self._timeout / 4)
-
     def _listen(self) -> Iterator[Done]:
         """Wait for the next answer, then take all that are there."""
         for hand in self._hands:
             hand.ask()
         calls = {call: hand for hand in self._hands for call in hand.awaited}
-        self._ray.wait(list(calls), timeout=self._patience)
+        self._ray.wait(list(calls), timeout=self._clock.tick)
         answered, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
         for call in answered:
             hand = calls[call]
@@ -327,16 +325,13 @@ class _Actors:
             hand.told, hand.silent = drawn, 0.0
 
     def _hung(self) -> Iterator[Done]:
-        """Give up what has not made a forward pass for too long; loading the model does not count.
-
-        Only time spent listening counts either: whoever takes the rows may have let us wait.
-        """
-        now = time.monotonic()
-        passed, self._looked = min(now - self._looked, 2 * self._patience), now
+        """Replace actors that have not made a forward pass for too long; loading the model does not count."""
+        passed = self._clock.passed()
         for hand in [hand for hand in self._hands if hand.chunk is not None]:
             hand.silent += passed
             if self._timeout is not None and hand.chunk is not None and hand.silent > self._timeout:
-                self._attempts[hand.chunk.number] = ATTEMPTS  # it would hang again
+                attempts = self._attempts.get(hand.chunk.number, 0)
+                self._attempts[hand.chunk.number] = attempts_after_hang(attempts)
                 yield from self._replace(hand, f"no forward pass was done within {self._timeout:g} seconds")
 
     def _replace(self, hand: _Hand, reason: str, details: str = "") -> Iterator[Done]:

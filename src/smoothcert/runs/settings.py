@@ -35,7 +35,10 @@ class EngineSettings:
     address: OptionalText = None
     """Address of a running Ray cluster; by default one is started here."""
     timeout: OptionalFloat = None
-    """Give an input up after so many seconds without a forward pass; needs worker processes."""
+    """Seconds without a forward pass after which an input is tried once more, then marked as failed. Time during which
+    the machine or the process was stopped does not count. Runs the model in worker processes."""
+    retry_errors: bool = False
+    """With --resume: redo the inputs that failed, with the same noise. Other rows stay as they are."""
 
     def check(self) -> None:
         """Raise ConfigError for settings out of range, before anything is loaded or written."""

@@ -156,6 +156,7 @@ def _job(
         progress=False,
     )
     classes = smoothed.check(first)
+    data.check_model_classes(classes, indices)
     shape = np.asarray(first).shape
     if old is None:
         plan, chunk = _plan(smoothed, first, settings, len(indices))

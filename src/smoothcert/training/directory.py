@@ -286,12 +286,14 @@ def run_training(
     The state is saved every `save_every` seconds and when Ctrl-C or another signal asks to end. In the end accuracy is
     measured on `test`. Under a launcher the processes share every batch, and the first one writes.
     """
+    measured_on = test if test is not None and test.labels is not None else None
+    if measured_on is not None and plan.classifier is None:
+        measured_on.check_model_classes(plan.blueprint().num_classes, range(len(measured_on)))
     engine = make_engine(pick_device(nn.Identity(), plan.settings.device), plan.settings.precision)
     first = engine.rank == 0
     if first:
         _prepare(out, resume)
     engine.wait()
-    measured_on = test if test is not None and test.labels is not None else None
     with Lock(out / LOCK) if first else nullcontext():
         plan, record = _record(plan, out, engine, resume=resume)
         if "result" in record:
