@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from smoothcert.checks import check_choice, check_count, check_sigma
-from smoothcert.errors import ConfigError, InputError, ModelChangedError
+from smoothcert.errors import ConfigError, InputError, ModelChangedError, ModelError
 from smoothcert.execution import Execution, OnTrial
 from smoothcert.inputs import Range, as_float32, check_values, content_id, split_batch
 from smoothcert.models.classifier import Classifier
@@ -372,8 +372,16 @@ class Smoothed:
         with evaluating(model):
             laid = in_layout(model, channels_last=plan.channels_last and len(shape) == 3)  # once for all rounds
             weights = checksums(laid)  # of a copy perhaps, which the model's own code may change too
-            self._run_rounds(cases, laid, plan, contract)
-        if checksums(laid) != weights or checksums(self.model) != self._checked_weights:
+            try:
+                self._run_rounds(cases, laid, plan, contract)
+            except ModelError:
+                self._check_weights(laid, weights)  # which would be the cause
+                raise
+            self._check_weights(laid, weights)
+
+    def _check_weights(self, executed: Model, before: tuple[int, ...]) -> None:
+        """Raise ModelChangedError if what was executed, or the model, is not what it was before."""
+        if checksums(executed) != before or checksums(self.model) != self._checked_weights:
             raise ModelChangedError(
                 "The model's weights or buffers changed while it was being certified: its draws are not those of one "
                 "classifier. Do not train it at the same time, and make sure that it does not modify its weights in "

@@ -21,6 +21,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from smoothcert.allocator import keep_freed_memory
 from smoothcert.errors import ModelChangedError, ModelError
 from smoothcert.runs.rows import Row
 from smoothcert.runs.work import Chunk, Task, Worker
@@ -98,6 +99,7 @@ def _serve(task: Task, threads: int, beat: float, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
     _unblock_interrupts()
     _end_with_parent()
+    keep_freed_memory()
     import torch
 
     torch.set_num_threads(threads)

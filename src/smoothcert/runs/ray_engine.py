@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from smoothcert import errors
+from smoothcert.allocator import keep_freed_memory
 from smoothcert.errors import ConfigError, MissingExtraError, ModelError, SmoothcertError
 from smoothcert.runs.engines import ATTEMPTS, BEAT_SECONDS, Clock, Done, OnDraws, attempts_after_hang, given_up
 from smoothcert.runs.ray_guardian import environment, guarding
@@ -74,6 +75,7 @@ class _Actor:
 
         torch.get_num_threads()  # a thread's first look at its setting overwrites it: have that behind us
         torch.set_num_threads(threads)
+        keep_freed_memory()
         task: Task = ray.get(held[0])  # in here, so that a model that cannot be unpickled is an answer too
         if task.device.startswith("cuda"):
             task = replace(task, device="cuda:0")  # Ray shows an actor its own GPU only
