@@ -110,6 +110,15 @@ def test_runs_of_other_models_or_data_are_not_averaged(make_run, changes):
     assert len(run_table([first, second], [0], group=True).names) == 2
 
 
+def test_trainings_that_differ_in_their_seed_are_averaged(make_run):
+    runs = [named(make_run(name, THREE), **HASHED) for name in "ab"]
+    first = named(runs[0], design="sha256:12", weights_hash="sha256:34", source="a/model.safetensors")
+    second = named(runs[1], design="sha256:12", weights_hash="sha256:56", source="b/model.safetensors")
+    other = named(runs[1], design="sha256:78", weights_hash="sha256:56", source="b/model.safetensors")
+    assert len(run_table([first, second], [0], group=True).names) == 1
+    assert len(run_table([first, other], [0], group=True).names) == 2
+
+
 def test_runs_of_unknown_models_are_not_averaged(make_run):
     runs = [make_run("a", THREE), make_run("b", THREE)]
     assert len(run_table(runs, [0], group=True).names) == 2

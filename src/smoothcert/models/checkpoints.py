@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from math import prod
@@ -15,7 +16,7 @@ from smoothcert.checks import check_count
 from smoothcert.errors import ConfigError, ModelError, SmoothcertError
 from smoothcert.models.architectures import ALIASES, ARCHITECTURES, build, outline
 from smoothcert.models.classifier import AS_GIVEN, Classifier, affine_words
-from smoothcert.models.hashes import hash_tensors
+from smoothcert.models.hashes import hash_bytes, hash_tensors
 from smoothcert.models.layers import Normalize, Projected, front_projection
 from smoothcert.models.naming import SCHEMES, MatchBy
 from smoothcert.models.sealed import read_safetensors, write_sealed
@@ -30,6 +31,7 @@ from smoothcert.models.weights import (
 )
 
 WEIGHTS_FILE = "model.safetensors"  # in a training run's directory
+_NOT_DESIGN = ("seed", "result", "device", "compile")
 _ORDER_HINT = (
     " The file holds as many tensors, under names of a scheme that we do not know. Rename them; or, if they are in the "
     "order in which this architecture declares its own, load them with --match-weights order (match_weights='order')."
@@ -81,6 +83,15 @@ class Blueprint:
         """The name of the recipe that the network was trained by, if it is known."""
         recipe = self.training.get("recipe")
         return recipe.get("name") if isinstance(recipe, dict) else recipe
+
+    @property
+    def design(self) -> str | None:
+        """A hash of the architecture, data and training but for its seed and what came of it; None if not trained."""
+        if not self.training:
+            return None
+        settings = {name: value for name, value in self.training.items() if name not in _NOT_DESIGN}
+        parts = [self.architecture, self.num_classes, self.input_shape, self.directions, self.data, settings]
+        return hash_bytes(json.dumps(parts, sort_keys=True).encode())
 
     @property
     def normalization(self) -> str:
@@ -145,6 +156,7 @@ def load_checkpoint(
         classes=blueprint.classes,
         sigma=blueprint.sigma,
         recipe=blueprint.recipe,
+        design=blueprint.design,
         notes=notes,
     )
 

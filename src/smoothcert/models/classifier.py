@@ -32,6 +32,7 @@ class Classifier:
         classes: their names, where the source knows them.
         sigma: the noise that it was trained with, where the source says so.
         recipe: how it was trained, by name, where the source says so.
+        design: a hash of its architecture and of all settings of its training but the seed, where the source says so.
         notes: what a user should know about how it was loaded.
     """
 
@@ -45,6 +46,7 @@ class Classifier:
     classes: tuple[str, ...] | None = None
     sigma: float | None = None
     recipe: str | None = None
+    design: str | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -78,7 +80,7 @@ class Classifier:
         """This classifier of what `front` makes of the input; its weights count among the weights."""
         known = self.weights_hash
         both = None if known is None else hash_bytes(known.encode(), hash_tensors(front.state_dict()).encode())
-        return replace(self, network=nn.Sequential(front, self.network), weights_hash=both)
+        return replace(self, network=nn.Sequential(front, self.network), weights_hash=both, design=None)
 
 
 def affine_words(mean: Sequence[float], std: Sequence[float]) -> str:

@@ -177,11 +177,12 @@ def _standard(run: Run) -> float:
 
 
 def _groups(runs: Sequence[Run]) -> list[list[int]]:
-    """The places of runs that share a row: of the same network, certified in the same way."""
+    """The places of runs that share a row: of the same network or design, certified in the same way."""
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
-        # Without a hash of its weights, nothing says that a network is the same: such a run has a row of its own.
-        known = run.manifest.values["model"].get("weights_hash") is not None
+        # Without a hash of its weights or design, nothing says that a network is the same: a row of its own.
+        model = run.manifest.values["model"]
+        known = model.get("weights_hash") is not None or model.get("design") is not None
         groups.setdefault(_group(run) if known else str(place), []).append(place)
     return list(groups.values())
 
@@ -198,7 +199,10 @@ def _group(run: Run) -> str:
     plan, data = values.get("plan", {}), values["data"]
     way = (values["kind"], plan.get("precision"), plan.get("executed"), values.get("known_labels"), values.get("noise"))
     settings = (values["sigma"], values["alpha"], values["procedure"])
-    return repr((values["model"], data["name"], data.get("fingerprint"), way, settings))
+    model = values["model"]
+    if model.get("design") is not None:  # trainings that differ only in their seed may be averaged
+        model = {name: model.get(name) for name in ("kind", "num_classes", "input_shape", "design")}
+    return repr((model, data["name"], data.get("fingerprint"), way, settings))
 
 
 def _columns(

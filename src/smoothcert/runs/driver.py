@@ -142,6 +142,7 @@ def shared_values(
             "normalization": classifier.normalization,
             "trained_sigma": classifier.sigma,
             "recipe": classifier.recipe,
+            **({} if classifier.design is None else {"design": classifier.design}),
             "notes": list(classifier.notes),
         },
         "data": {

@@ -17,7 +17,7 @@ FORMAT = 1
 FILE = "run.json"
 _SUM = "hash"
 # Told, but another one does not make another run.
-_CIRCUMSTANCES = ("created", "host", "python", "source", "workers", "engine")
+_CIRCUMSTANCES = ("created", "host", "python", "source", "workers", "engine", "design")
 
 
 @dataclass(frozen=True, slots=True)
