@@ -42,7 +42,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/everything.py
 
 # The paper's tables and figures from what was published, in a minute: nothing is fetched that is there already. The
-# photographs of Figures 2, 4 and 12 are asked for by IMAGES=folder.
+# photographs for its pictures of noise are given by IMAGES=folder.
 reproduce-paper: $(STAMP)
 	$(BIN)/smoothcert data fetch cohen2019
 	$(BIN)/smoothcert data fetch cohen2019-votes

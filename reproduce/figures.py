@@ -4,9 +4,11 @@
     python reproduce/figures.py --images photographs
     python reproduce/figures.py --sheet --out figures
 
-Figures 6 (without its dashed line: no norms of attacks were published), 8, 14 and 15 follow from published evidence,
-which must be there: smoothcert data fetch cohen2019, cohen2019-votes, cifar10. Figure 5 and the plots of Appendix I
-need none. A folder of photographs gives Figures 2, 4 and 12 (noise and resolution) and the ImageNet page of Appendix K.
+Certified accuracy (Figure 6, without its dashed line: no norms of attacks were published), theorems and projections
+(Figure 8), lower bounds (Figure 14) and training noise (Figure 15) follow from published evidence, which must be there:
+smoothcert data fetch cohen2019, cohen2019-votes, cifar10. The radius by p_A and n draws (Figure 5) and the bounds of
+Lecuyer et al. and Li et al. (Appendix I) need none. A folder of photographs gives the noisy image (Figure 2), images in
+two resolutions (Figures 4 and 12) and ImageNet's images under noise (Appendix K).
 With --sheet, what was not published (draws per input, attacks) is made with small networks on scikit-learn's digits, in
 about a minute, and figures.png shows all kinds. The votes were sampled by others from the paper's released CIFAR-10
 networks (github.com/FireShadow05/accelerated_smoothing, MIT).
@@ -64,6 +66,7 @@ def paper_jobs(published: Published) -> Iterator[Job]:
     for part, kind in zip(("left", "middle", "right"), BOUNDS_AND_PROJECTIONS, strict=True):
         yield Job(f"figure-8-{part}", kind, logs[:1], {}, "ImageNet")
     yield Job("figure-14", "lower-bound", logs[:1], {}, "ImageNet")
+    yield Job("figure-14-cifar10", "lower-bound", [published.votes("0.25")], {}, "CIFAR-10, at the paper's α")
     for network, title in ((CIFAR, "CIFAR-10"), (IMAGENET, "ImageNet")):
         runs = [published.certified(network, level, "0.50") for level in LEVELS[network]]
         options = {"trained": [float(level) for level in LEVELS[network]]}
@@ -193,7 +196,7 @@ def main() -> None:
     """Make the figures, and the contact sheet if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=REPRODUCED)
-    parser.add_argument("--images", type=Path, metavar="FOLDER", help="photographs for Figures 2, 4, 12 and Appendix K")
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help="photographs to show under noise")
     parser.add_argument("--sheet", action="store_true", help="every kind of figure, and all of them on one page")
     parser.add_argument("--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png"])
     chosen = parser.parse_args()

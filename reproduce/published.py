@@ -58,5 +58,7 @@ class Published:
     def _imported(self, path: str, sigma: float, alpha: float, n: int) -> Run:
         if path not in self._runs:
             out, data = self.folder / path.replace("/", "-"), path.split("/")[1]
-            self._runs[path] = import_log(self.logs / path, out, sigma=sigma, alpha=alpha, n=n, data=data)
+            run = import_log(self.logs / path, out, sigma=sigma, alpha=alpha, n=n, data=data)
+            # Notes name a run by its path: the log's, rather than the temporary folder's.
+            self._runs[path] = Run(Path("cohen2019") / path, run.manifest, run.rows)
         return self._runs[path]

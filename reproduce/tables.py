@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from published import CIFAR, IMAGENET, LEVELS, REPRODUCED, Published
@@ -50,8 +51,8 @@ INTRODUCTION = """\
 # The paper's tables from its logs and from votes of its networks
 
 Shares in %, beside what Cohen et al. 2019 print in Tables 1 and 2 (ImageNet), 3 (CIFAR-10) and 4 (PREDICT). The paper
-rounds to the nearest percent. Ours are rounded down to a tenth (answers that are not correct: up), and below each table
-stand the cells in which they differ by more than the paper's rounding.
+rounds to the nearest percent. Ours are rounded down to a tenth (answers that are not correct: up); where they do not
+round to the printed figure, the difference stands in brackets.
 
 `make reproduce-paper` fetches the evidence and makes this page, each table in Markdown, LaTeX and CSV, and the figures.
 
@@ -63,79 +64,89 @@ stand the cells in which they differ by more than the paper's rounding.
   computed again with α = 0.001.
 """
 CONTRADICTION = """\
-At r = 2 the paper contradicts itself: Table 1 names σ = 0.50 with a standard accuracy of 57 %, Table 2 names σ = 1.00,
-whose standard accuracy is 44 %. Table 2 is right. With n = 100,000 draws and α = 0.001, no radius above 1.91 can be
-certified at σ = 0.50, whatever the network, and the log has no certificate at r = 2 there.
+On ImageNet at r = 2, the paper contradicts itself: Table 1 names σ = 0.50 with a standard accuracy of 57 %, Table 2
+names σ = 1.00, whose standard accuracy is 44 %. Table 2 is right. With n = 100,000 draws and α = 0.001, no radius above
+1.91 can be certified at σ = 0.50, whatever the network, and the log has no certificate at r = 2 there.
 """
-PREDICTIONS = """\
-The published logs of PREDICT abstain less often than the printed table, as they would with α = 0.01 in place of 0.001.
-"""
+VOTES = "At σ = 1 and r = 1.5, the log of every 20th\nimage (below) has the printed 14."
+SAMPLE = (
+    "The printed table is of all 10,000 test images: with 500\n"
+    "of them, a share near 50 % has a standard error of 2.2 points."
+)
+PREDICTIONS = (
+    "The logs of PREDICT abstain less\noften than the printed table, as they would with α = 0.01 in place of 0.001."
+)
 
 
 @dataclass
 class Beside:
-    """Rows of printed figures and ours, and the cells in which they differ by more than the paper's rounding."""
+    """Our cells beside printed ones, with a count of those that round to the printed figure."""
 
-    differing: list[str]
+    table: RunTable
+    cells: int = 0
+    differing: int = 0
 
-    def row(self, where: str, headings: Sequence[str], printed: str, table: RunTable, place: int) -> str:
-        """Our cells of row `place`, the last columns of the table, noting where they differ from the printed ones."""
-        cells = []
+    def row(self, place: int, headings: Sequence[str], printed: str) -> str:
+        """Our cells of a row; in brackets the difference where they do not round to the printed figures."""
+        texts = []
         for heading, figure in zip(headings, printed.split(), strict=True):
-            [column] = [column for column in table.columns if column.heading == heading]
-            cells.append(column.cells[place])
+            [column] = [column for column in self.table.columns if column.heading == heading]
+            text = column.cells[place]
             if abs(100 * float(column.values[place] or 0) - float(figure)) > 0.5 + 1e-9:
-                self.differing.append(f"{where}, {heading}: {column.cells[place]} (printed {figure})")
-        return " | ".join(cells)
+                self.differing += 1
+                text += f" ({Decimal(text) - Decimal(figure):+})"
+            texts.append(text)
+        self.cells += len(texts)
+        return " | ".join(texts)
 
+    @property
     def summary(self) -> str:
         """One sentence for below the table."""
         if not self.differing:
-            return "Rounded to the nearest percent, every cell is the printed one."
-        return f"Cells that do not round to the printed figure: {'; '.join(self.differing)}."
+            return f"All {self.cells} cells round to the printed figures."
+        return f"{self.cells - self.differing} of {self.cells} cells round to the printed figures."
 
 
-def side_by_side(title: str, runs: Sequence[Run], network: str) -> Iterator[str]:
-    """Certified accuracy by σ and radius: what the paper prints, and what the runs give."""
+def side_by_side(title: str, runs: Sequence[Run], network: str, remark: str = "") -> Iterator[str]:
+    """Certified accuracy by σ and radius: what the paper prints, and what the runs give; a remark below the table."""
     radii, printed = CERTIFIED[network]
-    headings, table, beside = [f"{radius:g}" for radius in radii], run_table(runs, radii), Beside([])
+    headings, beside = [f"{radius:g}" for radius in radii], Beside(run_table(runs, radii))
     yield from [f"## {title}", "", f"| | | {' | '.join(headings)} |", f"|---|---|{'---:|' * len(radii)}"]
     for place, (sigma, figures) in enumerate(printed.items()):
-        ours = beside.row(f"σ = {float(sigma):g}", headings, figures, table, place)
+        ours = beside.row(place, headings, figures)
         rows = f"{len(runs[place].rows):,} inputs, α = {runs[place].manifest.values['alpha']:g}"
         yield f"| σ = {float(sigma):g} | printed | {' | '.join(figures.split())} |"
         yield f"| | {rows} | {ours} |"
-    yield from ["", beside.summary(), ""]
+    yield from ["", f"{beside.summary} {remark}".strip(), ""]
 
 
 def best_by_radius(runs: Sequence[Run]) -> Iterator[str]:
     """Table 1 (ImageNet), with what Table 2 says where the two contradict each other."""
-    table, beside = best_table(runs, list(BEST)), Beside([])
-    names, headings = table.columns[0].cells, ("certified", "std.")
+    beside = Beside(best_table(runs, list(BEST)))
+    names, headings = beside.table.columns[0].cells, ("certified", "std.")
     yield from ["## Table 1: ImageNet, the best σ by radius, from the logs", ""]
     yield from ["| radius | | best | certified | standard |", "|---:|---|---|---:|---:|"]
     for place, (radius, (sigma, figures)) in enumerate(BEST.items()):
         certain = (sigma, figures) if radius != CONTRADICTED else BEST_IN_TABLE_2
-        ours = beside.row(f"r = {radius:g}", headings, certain[1], table, place)
+        ours = beside.row(place, headings, certain[1])
         yield f"| {radius:g} | printed | σ = {float(sigma):g} | {' | '.join(figures.split())} |"
-        if radius == CONTRADICTED:
+        if radius == CONTRADICTED:  # both of the statements about ImageNet are shown
             yield f"| | printed in Table 2 | σ = {float(certain[0]):g} | {' | '.join(certain[1].split())} |"
         yield f"| | from the logs | {names[place]} | {ours} |"
-    yield from ["", CONTRADICTION, beside.summary().replace("the printed one", "the printed one (at r = 2, Table 2's)")]
-    yield ""
+    yield from ["", f"{beside.summary[:-1]}, at r = 2 to those of Table 2.", "", CONTRADICTION]
 
 
 def predictions(runs: Sequence[Run]) -> Iterator[str]:
     """PREDICT's five categories by n; the class over 100,000 draws stands for g's own, as in the paper."""
-    table, beside = prediction_table(runs), Beside([])
-    headings = [column.heading for column in table.columns]
+    beside = Beside(prediction_table(runs))
+    headings = [column.heading for column in beside.table.columns]
     yield from ["## Table 4: PREDICT on ImageNet, σ = 0.25, from the logs", ""]
     yield from [f"| n | | {' | '.join(headings)} |", f"|---:|---|{'---:|' * len(headings)}"]
     for place, (draws, figures) in enumerate(PREDICT.items()):
-        ours = beside.row(f"n = {draws:,}", headings, figures, table, place)
+        ours = beside.row(place, headings, figures)
         yield f"| {draws:,} | printed | {' | '.join(figures.split())} |"
         yield f"| | {len(runs[place].rows):,} inputs | {ours} |"
-    yield from ["", f"{PREDICTIONS}\n{beside.summary()}"]
+    yield from ["", f"{beside.summary} {PREDICTIONS}"]
 
 
 def page(published: Published) -> str:
@@ -146,8 +157,8 @@ def page(published: Published) -> str:
         INTRODUCTION,
         *best_by_radius(imagenet),
         *side_by_side("Table 2: ImageNet, ResNet-50, from the logs", imagenet, IMAGENET),
-        *side_by_side("Table 3: CIFAR-10, ResNet-110, from the votes", votes, CIFAR),
-        *side_by_side("Table 3: CIFAR-10, ResNet-110, from the logs of every 20th image", cifar, CIFAR),
+        *side_by_side("Table 3: CIFAR-10, ResNet-110, from the votes", votes, CIFAR, VOTES),
+        *side_by_side("Table 3: CIFAR-10, ResNet-110, from the logs of every 20th image", cifar, CIFAR, SAMPLE),
         *predictions(published.predicted()),
     ]
     return "\n".join(lines) + "\n"
