@@ -64,8 +64,8 @@ def _notes(found: PredictionShares) -> list[str]:
     notes = [
         f"Answers of PREDICT in % of {found.inputs:,} inputs ({values['data']['name']}), σ = {values['sigma']:g}, "
         f"α = {values['alpha']:g}; correct answers are rounded down, all else up.",
-        "Correct: the true class. Accurate: g's class, for which the most frequent of "
-        f"n = {_draws(found.reference):,} draws stands.",
+        "Correct: the true class. Accurate: g's class, taken from the run with "
+        f"n = {_draws(found.reference):,} draws: its most frequent class, or in a log its answer.",
     ]
     for run in (*found.runs, found.reference):
         if not run.complete:
