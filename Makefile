@@ -7,7 +7,7 @@ VISION := $(VENV)/vision
 # Recreated whenever what we depend on changes.
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench reproduce-mnist reproduce-baselines reproduce-cifar10 clean
+.PHONY: demo test test-slow lint format bench reproduce-paper reproduce-mnist reproduce-baselines reproduce-cifar10 clean
 
 $(STAMP): pyproject.toml setup.py src/smoothcert/_grid_kernel.c constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,15 @@ PEERS := $(VENV)/peers
 bench: $(STAMP)
 	test -d $(PEERS)/art || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target $(PEERS) adversarial-robustness-toolbox six statsmodels patsy
 	$(BIN)/python benchmarks/everything.py
+
+# The paper's tables and figures from what was published, in a minute: nothing is fetched that is there already. The
+# photographs for its pictures of noise are given by IMAGES=folder.
+reproduce-paper: $(STAMP)
+	$(BIN)/smoothcert data fetch cohen2019
+	$(BIN)/smoothcert data fetch cohen2019-votes
+	$(BIN)/smoothcert data fetch cifar10 --split test
+	$(BIN)/python reproduce/tables.py
+	$(BIN)/python reproduce/figures.py $(if $(IMAGES),--images "$(IMAGES)")
 
 # Hours on a laptop; goes on where it was cut off. MNIST must be there: smoothcert data fetch mnist
 reproduce-mnist: $(STAMP)

@@ -1,13 +1,17 @@
-"""The paper's figures of results, and some more, from its logs and from votes of its networks; and a contact sheet.
+"""The paper's figures of results from its logs and from votes of its networks; with --sheet, every kind of figure.
 
-    python reproduce/figures.py --shared PATH --out figures
+    python reproduce/figures.py
+    python reproduce/figures.py --images photographs
+    python reproduce/figures.py --sheet --out figures
 
-PATH holds data/published and data/imagenet-val-50. CIFAR-10 must be there, for its labels and images: smoothcert data
-fetch cifar10. What was not published (draws per input, attacks) is made afresh with small networks on scikit-learn's
-digits, in about a minute. The published logs of CERTIFY were made with α = 0.01, but for two of CIFAR-10: the radii
-that occur say so (two more fit both). Those of PREDICT abstain on fewer inputs than the paper's table at α = 0.001, as
-they would at 0.01. The votes were sampled by others from the paper's released CIFAR-10 networks
-(github.com/FireShadow05/accelerated_smoothing, MIT).
+Certified accuracy (Figure 6, without its dashed line: no norms of attacks were published), theorems and projections
+(Figure 8), lower bounds (Figure 14) and training noise (Figure 15) follow from published evidence, which must be there:
+smoothcert data fetch cohen2019, cohen2019-votes, cifar10. The radius by p_A and n draws (Figure 5) and the bounds of
+Lecuyer et al. and Li et al. (Appendix I) need none. A folder of photographs gives the noisy image (Figure 2), images in
+two resolutions (Figures 4 and 12) and ImageNet's images under noise (Appendix K).
+With --sheet, what was not published (draws per input, attacks) is made with small networks on scikit-learn's digits, in
+about a minute, and figures.png shows all kinds. The votes were sampled by others from the paper's released CIFAR-10
+networks (github.com/FireShadow05/accelerated_smoothing, MIT).
 """
 
 from __future__ import annotations
@@ -23,18 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from published import CIFAR, IMAGENET, LEVELS, REPRODUCED, Published
 
 from smoothcert.cli.demo_steps import attack, train_models
 from smoothcert.data import load
 from smoothcert.data.digits import load_digits
-from smoothcert.report.figures import draw_figure, recorded_run, save_figure
+from smoothcert.errors import SmoothcertError
+from smoothcert.report.figures import draw_figure, save_figure
 from smoothcert.report.figures.canvas import new_figure, style
 from smoothcert.runs import CertifySettings, Run, certify_dataset
-from smoothcert.runs.exchange import import_log
 
-N = 100_000
-CIFAR, IMAGENET = "cifar10/resnet110", "imagenet/resnet50"
-ALPHAS = {(CIFAR, "0.12", "0.12"): 0.001, (CIFAR, "1.00", "0.50"): 0.001}  # trained and smoothed at; others 0.01
+BOUNDS_AND_PROJECTIONS = ("theorem-accuracy", "other-n", "other-alpha")
 DIGITS = list(range(0, 500, 5))
 MULTIPLES = np.arange(1.0, 3.01, 0.25)
 
@@ -51,68 +54,51 @@ class Job:
     on_sheet: bool = True
 
 
-class Published:
-    """The paper's logs as runs, and the votes that others sampled from its released networks."""
-
-    def __init__(self, shared: Path, folder: Path) -> None:
-        self.data, self.folder = shared / "data", folder
-        self.logs = self.data / "published" / "cohen2019"
-
-    def certified(self, network: str, trained: str, sigma: str) -> Run:
-        """A log of CERTIFY."""
-        log = self.logs / "certify" / network / f"noise_{trained}" / "test" / f"sigma_{sigma}"
-        out = self.folder / f"{network.replace('/', '-')}-{trained}-{sigma}"
-        if out.exists():
-            out = out.with_name(f"{out.name}-again")
-        alpha = ALPHAS.get((network, trained, sigma), 0.01)
-        return import_log(log, out, sigma=float(sigma), alpha=alpha, n=N, data=network.split("/")[0])
-
-    def predicted(self, draws: int) -> Run:
-        """A log of PREDICT, ImageNet at σ = 0.25."""
-        log = self.logs / "predict" / IMAGENET / "noise_0.25" / "test" / f"N_{draws}"
-        return import_log(log, self.folder / f"predict-{draws}", sigma=0.25, alpha=0.01, n=draws, data="imagenet")
-
-    def votes(self, sigma: str, labels: Path) -> Run:
-        """Votes on CIFAR-10's 10,000 test images (github.com/FireShadow05/accelerated_smoothing, MIT)."""
-        path = self.data / "published" / "cohen_resnet110_cifar10_counts_test.npz"
-        return recorded_run(path, sigma=float(sigma), labels=labels, array=f"test_sigma{sigma}_n{N}")
+def paper_jobs(published: Published) -> Iterator[Job]:
+    """The paper's figures that follow from published evidence or from nothing but its theorems."""
+    yield Job("figure-5-left", "theorem-radius")
+    yield Job("figure-5-right", "best-radius")
+    voted = [published.votes(sigma) for sigma in LEVELS[CIFAR]]
+    names = [f"σ = {run.sigma:g}" for run in voted]
+    yield Job("figure-6-cifar10", "certified-accuracy", voted, {"names": names}, "CIFAR-10, 10,000 images, α = 0.001")
+    logs = published.all_certified(IMAGENET)
+    yield Job("figure-6-imagenet", "certified-accuracy", logs, {}, "ImageNet, α = 0.01")
+    for part, kind in zip(("left", "middle", "right"), BOUNDS_AND_PROJECTIONS, strict=True):
+        yield Job(f"figure-8-{part}", kind, logs[:1], {}, "ImageNet")
+    yield Job("figure-14", "lower-bound", logs[:1], {}, "ImageNet")
+    yield Job("figure-14-cifar10", "lower-bound", [published.votes("0.25")], {}, "CIFAR-10, at the paper's α")
+    for network, title in ((CIFAR, "CIFAR-10"), (IMAGENET, "ImageNet")):
+        runs = [published.certified(network, level, "0.50") for level in LEVELS[network]]
+        options = {"trained": [float(level) for level in LEVELS[network]]}
+        yield Job(f"figure-15-{network.split('/')[0]}", "training-noise", runs, options, title)
+    yield Job("appendix-i", "tuning")
+    images = load("cifar10").batch([1, 3, 8, 12])
+    yield Job("appendix-k-cifar10", "noise", [], {"images": images}, on_sheet=False)
 
 
-def published_jobs(published: Published) -> Iterator[Job]:
-    """The figures of the paper for which there is published evidence."""
-    cifar = load("cifar10")
-    photographs = load(published.data / "imagenet-val-50", size=224)
-    labels = published.folder / "labels.npy"
-    np.save(labels, cifar.labels)
-    curves = [published.certified(CIFAR, s, s) for s in ("0.12", "0.25", "0.50", "1.00")]
-    names = [f"σ = {run.sigma:g}" for run in curves]
-    yield Job("certified-accuracy-cifar10", "certified-accuracy", curves, {"names": names}, "CIFAR-10")
-    large = [published.certified(IMAGENET, s, s) for s in ("0.25", "0.50", "1.00")]
-    yield Job("certified-accuracy-imagenet", "certified-accuracy", large, {}, "ImageNet")
-    yield Job("theorem-radius", "theorem-radius")
-    yield Job("best-radius", "best-radius")
-    for kind in ("theorem-accuracy", "other-n", "other-alpha"):
-        yield Job(f"{kind}-imagenet", kind, large[:1], {}, "ImageNet")
-    recorded = published.votes("0.25", labels)
-    for kind in ("theorem-accuracy", "other-n", "other-alpha"):
+def photograph_jobs(folder: Path) -> Iterator[Job]:
+    """The paper's pictures of noise and of resolution, with other photographs."""
+    photographs = load(folder, size=224)
+    spread = photographs.batch(range(0, len(photographs), -(-len(photographs) // 6)))
+    yield Job("figure-2", "noise", [], {"images": spread[:1], "sigmas": [0.5]}, on_sheet=False)
+    yield Job("figure-4", "resolution", [], {"images": spread[:1]}, on_sheet=False)
+    yield Job("figure-12", "resolution", [], {"images": spread[1:2] if len(spread) > 1 else spread}, on_sheet=False)
+    yield Job("appendix-k-imagenet", "noise", [], {"images": spread}, on_sheet=False)
+
+
+def other_jobs(published: Published) -> Iterator[Job]:
+    """Kinds of figure that the paper does not have, and its figures with other evidence."""
+    recorded = published.votes("0.25")
+    for kind in BOUNDS_AND_PROJECTIONS:
         yield Job(f"{kind}-cifar10", kind, [recorded], {}, "CIFAR-10, 10,000 images")
-    yield Job("predictions-imagenet", "predictions", [published.predicted(10**k) for k in (2, 3, 4, 5)], {}, "ImageNet")
-    yield Job("lower-bound-cifar10", "lower-bound", curves[:1], {}, "CIFAR-10")
-    yield Job("lower-bound-imagenet", "lower-bound", large[:1], {}, "ImageNet")
-    levels = ("0.12", "0.25", "0.50", "1.00")
-    for network, title, chosen in ((CIFAR, "CIFAR-10", levels), (IMAGENET, "ImageNet", levels[1:])):
-        runs = [published.certified(network, level, "0.50") for level in chosen]
-        options = {"trained": [float(level) for level in chosen]}
-        yield Job(f"training-noise-{network.split('/')[0]}", "training-noise", runs, options, title)
-    yield Job("tuning", "tuning")
-    yield Job("noise-cifar10", "noise", [], {"images": cifar.batch([1, 3, 8, 12])}, on_sheet=False)
-    yield Job("noise-imagenet", "noise", [], {"images": photographs.batch(range(0, 50, 9))}, on_sheet=False)
-    yield Job("resolution-imagenet", "resolution", [], {"images": photographs.batch(range(0, 50, 9))}, on_sheet=False)
+    yield Job("predictions-imagenet", "predictions", published.predicted(), {}, "ImageNet")
+    logs = published.all_certified(CIFAR)
+    yield Job("lower-bound-cifar10", "lower-bound", logs[:1], {}, "CIFAR-10")
     yield Job("noise-cat", "noise", [], {"images": cat()})
     yield Job("resolution-cat", "resolution", [], {"images": cat()})
-    by_class = {"radii": [0, 0.25, 0.5, 0.75], "names": cifar.classes}
+    by_class = {"radii": [0, 0.25, 0.5, 0.75], "names": load("cifar10").classes}
     yield Job("class-accuracy-cifar10", "class-accuracy", [recorded], by_class, "CIFAR-10")
-    yield Job("radius-histogram-cifar10", "radius-histogram", curves[1:3], {}, "CIFAR-10")
+    yield Job("radius-histogram-cifar10", "radius-histogram", logs[1:3], {}, "CIFAR-10")
 
 
 def cat() -> np.ndarray:
@@ -170,8 +156,8 @@ def attack_norms(model: Any, test: Any, run: Run) -> np.ndarray:
     return norms
 
 
-def contact_sheet(files: list[Path], out: Path, columns: int = 5) -> None:
-    """All figures, small, on one page."""
+def contact_sheet(files: list[tuple[str, Path]], out: Path, columns: int = 5) -> None:
+    """All figures, each with its kind, small, on one page."""
     from matplotlib.image import imread
 
     rows = -(-len(files) // columns)
@@ -179,31 +165,54 @@ def contact_sheet(files: list[Path], out: Path, columns: int = 5) -> None:
         figure = new_figure(3.0 * columns, 2.25 * rows)
         for axes in (grid := figure.subplots(rows, columns)).flat:
             axes.axis("off")
-        for axes, file in zip(grid.flat, files, strict=False):
+        for axes, (kind, file) in zip(grid.flat, files, strict=False):
             axes.imshow(imread(file), interpolation="antialiased")
-            axes.set_title(file.stem, fontsize=8, color="0.35")
+            axes.set_title(kind, fontsize=8, color="0.35")
     save_figure(figure, out, dpi=100)
 
 
+def chosen_jobs(chosen: argparse.Namespace, folder: Path) -> Iterator[Job]:
+    """The figures that the command line asks for."""
+    published = Published(folder)
+    jobs = [paper_jobs(published)]
+    if chosen.images is not None:
+        jobs.append(photograph_jobs(chosen.images))
+    if chosen.sheet:
+        jobs += [other_jobs(published), digit_jobs(folder)]
+    return chain.from_iterable(jobs)
+
+
+def make(job: Job, out: Path, formats: set[str]) -> Path:
+    """Draw one figure and write it in each format; its .png is returned."""
+    figure = draw_figure(job.kind, job.runs, job.options)
+    if job.title is not None:
+        figure.suptitle(job.title, fontsize=10)
+    for suffix in {"png", *formats}:
+        save_figure(figure, out / f"{job.name}.{suffix}", dpi=160)
+    return out / f"{job.name}.png"
+
+
 def main() -> None:
-    """Make all figures, then the contact sheet."""
+    """Make the figures, and the contact sheet if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shared", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=REPRODUCED)
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help="photographs to show under noise")
+    parser.add_argument("--sheet", action="store_true", help="every kind of figure, and all of them on one page")
     parser.add_argument("--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png"])
     chosen = parser.parse_args()
-    chosen.out.mkdir(exist_ok=True)
-    files = []
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    on_sheet = []
     with tempfile.TemporaryDirectory() as folder:
-        for job in chain(published_jobs(Published(chosen.shared, Path(folder))), digit_jobs(Path(folder))):
-            figure = draw_figure(job.kind, job.runs, job.options)
-            if job.title is not None:
-                figure.suptitle(job.title, fontsize=10)
-            for suffix in {"png", *chosen.formats}:
-                save_figure(figure, chosen.out / f"{job.name}.{suffix}", dpi=160)
-            files += [chosen.out / f"{job.name}.png"] if job.on_sheet else []  # others' pictures stay out of it
-            sys.stdout.write(f"{job.name}\n")
-    contact_sheet(files, chosen.out / "figures.png")
+        try:
+            for job in chosen_jobs(chosen, Path(folder)):
+                file = make(job, chosen.out, set(chosen.formats))
+                sys.stdout.write(f"{file}\n")
+                if job.on_sheet:  # others' pictures stay out of it
+                    on_sheet.append((job.kind, file))
+        except SmoothcertError as error:
+            sys.exit(f"error: {error}")
+    if chosen.sheet:
+        contact_sheet(on_sheet, chosen.out / "figures.png")
 
 
 if __name__ == "__main__":

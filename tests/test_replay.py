@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.replay import load_labels, load_votes, multinomial, replay, without_replacement
@@ -67,14 +68,19 @@ def test_an_unknown_method_is_refused():
         replay(VOTES, lambda _: Predict(), sigma=0.5, method="multinomal")
 
 
-def test_votes_are_read_from_arrays_and_certificates(tmp_path):
+TENSORS = [("floats.pth", None), ("whole.pth", None)]
+
+
+def test_votes_are_read_from_arrays_tensors_and_certificates(tmp_path):
     np.save(tmp_path / "v.npy", VOTES.astype(np.int32))
     np.savez(tmp_path / "one.npz", a=VOTES)
     np.savez(tmp_path / "two.npz", a=VOTES, b=VOTES[:1])
+    torch.save(torch.from_numpy(VOTES).float(), tmp_path / "floats.pth")
+    torch.save(torch.from_numpy(VOTES), tmp_path / "whole.pth")
     stages = [{"counts": [9, 9, 9]}]
     lines = [json.dumps({"stages": [*stages, {"counts": row.tolist()}]}) for row in VOTES]
     (tmp_path / "c.jsonl").write_text("\n".join(lines))
-    for name, array in (("v.npy", None), ("one.npz", None), ("two.npz", "a"), ("c.jsonl", None)):
+    for name, array in (("v.npy", None), ("one.npz", None), ("two.npz", "a"), ("c.jsonl", None), *TENSORS):
         assert load_votes(tmp_path / name, array).tolist() == VOTES.tolist()
     with pytest.raises(InputError, match="a, b"):
         load_votes(tmp_path / "two.npz")
@@ -89,9 +95,27 @@ def test_what_is_no_table_of_votes_is_refused(tmp_path, content):
         load_votes(tmp_path / "v.npy")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        torch.tensor([[0.5, 9.5]]),
+        torch.tensor([[float("nan"), 9]]),
+        torch.tensor([[2.0**24, 1]]),  # a float32 that may stand for 2^24 + 1 votes
+        torch.tensor([[-1.0, 9]]),
+        torch.tensor([9.0, 1]),
+        {"votes": torch.tensor([[9, 1]])},
+        torch.nn.Linear(2, 2),  # loading it would run code
+    ],
+)
+def test_what_is_no_tensor_of_votes_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "v.pth")
+    with pytest.raises(InputError, match=r"v\.pth"):
+        load_votes(tmp_path / "v.pth")
+
+
 @pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01"])
 def test_files_that_are_no_arrays_are_refused(tmp_path, content):
-    for name in ("v.npy", "v.npz", "v.jsonl"):
+    for name in ("v.npy", "v.npz", "v.pth", "v.jsonl"):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match="v\\."):
             load_votes(tmp_path / name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothcert.checks import check_choice, check_count
+from smoothcert.data.names import printable
 from smoothcert.data.numpy_files import read_numpy
 from smoothcert.errors import InputError
+from smoothcert.files import Limits, read_at_most, zip_fault
 from smoothcert.noise import GaussianNoise
 from smoothcert.records import Bounds, Votes
 from smoothcert.stats.procedures import Procedure, run
 
 Counts = npt.NDArray[np.int64]
+
+_UNPACKED = Limits(ratio=10)  # torch.save compresses no tensors
 
 
 class Draw(Protocol):
@@ -103,8 +109,13 @@ def replay(
 
 
 def load_votes(path: Path, array: str | None = None, *, sigma: float | None = None) -> Counts:
-    """Recorded votes [N, K] from an .npy or .npz file, or the last stages of certificates in a .jsonl file."""
-    counts = _json_votes(path, sigma) if path.suffix == ".jsonl" else _load_array(path, array)
+    """Recorded votes [N, K] from an .npy, .npz or .pth file, or the last stages of certificates in a .jsonl file."""
+    if path.suffix == ".jsonl":
+        counts = _json_votes(path, sigma)
+    elif path.suffix == ".pth":
+        counts = _tensor_votes(path)
+    else:
+        counts = _load_array(path, array)
     if counts.ndim != 2 or not np.issubdtype(counts.dtype, np.integer) or counts.size == 0:
         raise InputError(f"Expected whole-number votes [inputs, classes] in {path}, got {counts.dtype} {counts.shape}.")
     if (counts < 0).any() or not (counts.sum(axis=1) > 0).all() or counts.shape[1] < 2:
@@ -141,6 +152,31 @@ def _load_array(path: Path, array: str | None) -> npt.NDArray[Any]:
     if array not in content:
         raise InputError(f"Expected one of the arrays of {path}: {', '.join(content)}; got {array!r}.")
     return content[array]
+
+
+def _tensor_votes(path: Path) -> npt.NDArray[Any]:
+    """The tensor in a file of torch.save; as whole numbers where floats hold nothing else. Nothing is executed."""
+    import torch
+
+    content = read_at_most(path, None, InputError)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            fault = zip_fault(archive, len(content), _UNPACKED)
+        if fault is not None:
+            raise ValueError(fault)
+        tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        votes = tensor.numpy()
+    except Exception as error:  # torch and zipfile raise many kinds here
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"Expected a tensor of votes in {path}, cannot read one: {printable(reason)[:200]}."
+        ) from error
+    if not np.issubdtype(votes.dtype, np.floating):
+        return votes
+    exact = 2 ** (np.finfo(votes.dtype).nmant + 1)  # below this, floats hold every whole number
+    if not (np.isfinite(votes).all() and (votes == np.round(votes)).all() and (np.abs(votes) < exact).all()):
+        raise InputError(f"Expected whole-number votes below {exact:,} in {path}, got other {votes.dtype} numbers.")
+    return votes.astype(np.int64)
 
 
 def _json_votes(path: Path, sigma: float | None) -> npt.NDArray[Any]:

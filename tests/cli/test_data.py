@@ -14,6 +14,7 @@ from data.making import Server, real_root, write_idx
 from smoothcert.cli import main
 from smoothcert.cli.data import Data
 from smoothcert.data import known as table
+from smoothcert.data.publications import COHEN2019, PUBLICATIONS
 from smoothcert.errors import ConfigError, InputError
 
 
@@ -62,6 +63,22 @@ def test_every_data_set_is_listed(tmp_path):
     out = shown("list", data_root=tmp_path)
     assert [line.split()[0] for line in out.splitlines() if re.match(r" [a-z]+[\d-]*", line)][1:] == list(table.KNOWN)
     assert "train test extra" in out
+
+
+def test_published_evidence_is_fetched_checked_and_listed_with_its_attribution(server, monkeypatch, tmp_path):
+    content = b"idx\tlabel\n"
+    server.files["/predict/N_100"] = content
+    download = table.Download("predict/N_100", len(content), hashlib.sha256(content).hexdigest())
+    publication = replace(COHEN2019, downloads=(download,))
+    monkeypatch.setitem(PUBLICATIONS, "cohen2019", publication)
+    file, attribution = f"{tmp_path}/cohen2019/predict/N_100", publication.attribution.splitlines()
+    assert f"{'|'.join(attribution)}|where: missing" in shown("list", data_root=tmp_path).replace("\n", "|")
+    fetched = shown("fetch", "cohen2019", data_root=tmp_path, mirror=server.url)
+    assert fetched.splitlines() == [f"fetched: {file}", *attribution]
+    assert shown("check", "cohen2019", data_root=tmp_path).splitlines() == [f"whole: {file}"]
+    again = shown("fetch", "cohen2019", data_root=tmp_path, mirror="http://127.0.0.1:9/")
+    assert again.splitlines() == ["cohen2019 is there and whole; nothing was fetched.", *attribution]
+    assert f"where: {tmp_path}/cohen2019\n" in shown("list", data_root=tmp_path)
 
 
 def test_a_folder_that_would_steer_the_terminal_is_listed_escaped(tmp_path):
@@ -116,6 +133,8 @@ def test_the_files_that_are_there_are_whole():
         (["fetch", "mnist", "--mirror", "http://127.0.0.1:9"], 2, "Cannot fetch http://127.0.0.1:9/train-images"),
         (["check", "cifar100"], 2, "cifar100 is not there"),
         (["fetch", "imagenet"], 2, "register at"),
+        (["check", "cohen2019"], 2, "Run: smoothcert data fetch cohen2019"),
+        (["fetch", "cohen2019-votes", "--split", "test"], 2, "no split of cohen2019-votes"),
     ],
 )
 def test_an_error_is_one_line_and_its_exit_code(tmp_path, capsys, args, code, said):

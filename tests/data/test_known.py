@@ -39,7 +39,7 @@ def test_every_file_of_every_layout_has_a_checksum_and_every_download_a_size():
         files = {file for layout in data.layouts for names in layout.files.values() for file in names}
         assert files == set(data.md5 or {})
         assert all(set(layout.files) == set(data.counts) for layout in data.layouts)
-        sums = [*(data.md5 or {}).values(), *(download.md5 for download in data.downloads)]
+        sums = [*(data.md5 or {}).values(), *(download.checksum for download in data.downloads)]
         assert all(re.fullmatch(r"[0-9a-f]{32}", one) for one in sums)
         assert all(download.size > 1000 for download in data.downloads)
         assert bool(data.downloads) == bool(data.layouts)

@@ -1,4 +1,4 @@
-"""`smoothcert data`: fetch the standard data sets, see which are there, check their files."""
+"""`smoothcert data`: fetch standard data sets and published evidence, see which are there, check their files."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ examples:
   smoothcert data list
   smoothcert data fetch mnist
   smoothcert data fetch svhn --split extra --data-root /big/disk
+  smoothcert data fetch cohen2019
   smoothcert data check cifar10
 """
 
 
 @dataclass(frozen=True)
 class Data:
-    """Fetch a standard data set from its publisher, list those that are there, or check the files of one."""
+    """Fetch a standard data set or published evidence from its publisher, list what is there, or check files."""
 
     action: Annotated[Literal["fetch", "list", "check"], tyro.conf.Positional]
     """What to do."""
     name: Annotated[str, tyro.conf.Positional] = ""
-    """The data set to fetch or check: mnist, fashion-mnist, cifar10, cifar100, svhn."""
+    """What to fetch or check: mnist, fashion-mnist, cifar10, cifar100, svhn; cohen2019 (logs of the paper),
+    cohen2019-votes (votes of its CIFAR-10 networks)."""
     split: str | None = None
     """Fetch only this split; the extra images of svhn come only when asked for."""
     data_root: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
@@ -57,38 +59,40 @@ class Data:
         from smoothcert.data.fetching import whereabouts
         from smoothcert.data.known import KNOWN
         from smoothcert.data.names import printable
+        from smoothcert.data.publications import PUBLICATIONS
 
+        folders = whereabouts(self.data_root)
+        where = {name: "missing" if folder is None else printable(folder) for name, folder in folders.items()}
+        where["digits"] = "comes with scikit-learn"
         table = Table("data set", "shape", "splits", "where", box=box.SIMPLE_HEAD, pad_edge=False)
         table.columns[-1].overflow = "fold"
-        for name, folder in whereabouts(self.data_root).items():
-            shape = "×".join(map(str, KNOWN[name].shape or ("any",)))
-            where = "missing" if folder is None else printable(folder)
-            if name == "digits":
-                where = "comes with scikit-learn"
-            table.add_row(name, shape, " ".join(KNOWN[name].counts), escape(where))
+        for name, data in KNOWN.items():
+            shape = "×".join(map(str, data.shape or ("any",)))
+            table.add_row(name, shape, " ".join(data.counts), escape(where[name]))
         console.print(table)
+        for name, publication in PUBLICATIONS.items():
+            console.print(f"{escape(publication.attribution)}where: {escape(where[name])}\n", soft_wrap=True)
 
     def _check(self, console: Console) -> None:
-        from smoothcert.data.fetching import check
-        from smoothcert.data.known import known
+        from smoothcert.data.fetching import check, named
         from smoothcert.data.names import printable
 
         files = check(self.name, self.data_root)
         for file in files:
             console.print(f"whole: {escape(printable(file))}", soft_wrap=True)
         if not files:
-            console.print(f"{known(self.name).name} comes with scikit-learn; there are no files to check.")
+            console.print(f"{named(self.name).name} comes with scikit-learn; there are no files to check.")
 
     def _fetch(self, console: Console) -> None:
-        from smoothcert.data.fetching import fetch, missing
-        from smoothcert.data.known import known
+        from smoothcert.data.fetching import fetch, missing, named
         from smoothcert.data.names import printable
+        from smoothcert.data.publications import Publication
         from smoothcert.folders import data_root
         from smoothcert.progress import ProgressBar
 
-        root = data_root(self.data_root)
-        total = sum(download.size for download in missing(known(self.name), root, self.split))
-        with ProgressBar(f"fetching {known(self.name).name}, kB", total // 1000) as bar:
+        root, data = data_root(self.data_root), named(self.name)
+        total = sum(download.size for download in missing(data, root, self.split))
+        with ProgressBar(f"fetching {data.name}, kB", total // 1000) as bar:
             new = fetch(
                 self.name,
                 root,
@@ -99,4 +103,6 @@ class Data:
         for file in new:
             console.print(f"fetched: {escape(printable(file))}", soft_wrap=True)
         if not new:
-            console.print(f"{known(self.name).name} is there and whole; nothing was fetched.")
+            console.print(f"{data.name} is there and whole; nothing was fetched.")
+        if isinstance(data, Publication):
+            console.print(escape(data.attribution), end="", soft_wrap=True)

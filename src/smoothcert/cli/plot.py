@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from smoothcert.runs.directory import Run
 
-_VOTES = (".npy", ".npz", ".jsonl")
+_VOTES = (".npy", ".npz", ".pth", ".jsonl")
 _LARGEST_SIDE, _LARGEST_DPI = 100.0, 2400
 _MOST_IMAGES = 50
 Paths = Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
@@ -57,7 +57,7 @@ class Plot:
     paths: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN ...]", help_behavior_hint="")
     ] = ()
-    """Directories of runs, or a file of votes (.npz, .npy) with --sigma."""
+    """Directories of runs, or a file of votes (.npz, .npy, .pth) with --sigma."""
     title: OptionalText = None
     """Title above the figure."""
     width: OptionalFloat = None

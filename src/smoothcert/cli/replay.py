@@ -39,7 +39,7 @@ class Replay:
     examples: ClassVar[str] = _EXAMPLES
 
     votes: Annotated[Path, tyro.conf.Positional]
-    """Votes [inputs, classes] in .npy or .npz, or certificates in .jsonl."""
+    """Votes [inputs, classes] in .npy, .npz or .pth (a tensor), or certificates in .jsonl."""
     sigma: float = 0.25
     """The noise level that the votes were drawn with."""
     array: str | None = None

@@ -1,11 +1,11 @@
-"""`smoothcert table`: certified accuracy of several runs, side by side."""
+"""`smoothcert table`: certified accuracy of several runs side by side, or the answers of several predictions."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 from rich.console import Console
@@ -13,22 +13,29 @@ from rich.markup import escape
 
 from smoothcert.options import OptionalFloat, OptionalPath
 
+if TYPE_CHECKING:
+    from smoothcert.report.run_tables import RunTable
+    from smoothcert.runs.directory import Run
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Show certified accuracy against radius, a row per run, each column's best marked. Nothing is rounded up.
 
-    A radius that a run did not test has no number (–), and its column has no best.
+    A radius that a run did not test has no number (–), and its column has no best. Runs of `predict` give a table of
+    their answers, a row per number of draws: correct or not, g's class or not, abstained.
     """
 
     paths: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
     ]
-    """Directories of runs that certify, or of imported logs."""
+    """Directories of runs that certify, of runs that predict, or of imported logs."""
     radii: Annotated[tuple[float, ...], tyro.conf.arg(metavar="RADIUS ...", help_behavior_hint="")] = ()
     """Radii of the columns; by default some that suit the runs."""
     format: Literal["terminal", "markdown", "latex", "csv"] = "terminal"
     """latex needs the package booktabs; csv has all digits, with accuracies as fractions."""
+    best: bool = False
+    """A row per radius: the run with the highest certified accuracy there, with its certified and standard accuracy."""
     group: bool = False
     """One row, the mean, for runs of the same network that differ only in the seed of the noise or in the inputs."""
     lower_bound: OptionalFloat = None
@@ -45,18 +52,19 @@ class Table:
 examples:
   smoothcert table runs/*
   smoothcert table runs/* --radii 0 0.25 0.5 0.75 --format latex
+  smoothcert table runs/* --best --radii 0.5 1 2 3
   smoothcert table run --lower-bound 0.001
   smoothcert table run-seed-*/ --group --out table.md
+  smoothcert table predict-n-100 predict-n-1000 predict-n-100000
 """
 
     def run(self, console: Console) -> None:
         """Read the runs and print the table."""
-        from smoothcert.report.run_tables import FORMATS, as_rich, run_table
+        from smoothcert.report.run_tables import FORMATS, as_rich
         from smoothcert.runs.directory import open_run
 
         chosen = self._format()
-        runs = [open_run(path) for path in self.paths]
-        table = run_table(runs, self.radii, group=self.group, lower_bound=self.lower_bound, bound=self.bound)
+        table = self._table([open_run(path) for path in self.paths])
         if chosen == "terminal":
             shown = as_rich(table)
             # A table that is cut off is worth less than one that is too wide.
@@ -74,6 +82,19 @@ examples:
             with replacing(self.out) as partial:
                 partial.write_text(FORMATS[chosen](table), "utf-8")
             console.print(escape(str(self.out)), soft_wrap=True)
+
+    def _table(self, runs: list[Run]) -> RunTable:
+        from smoothcert.errors import ConfigError
+        from smoothcert.report.predictions import prediction_table
+        from smoothcert.report.run_tables import best_table, run_table
+
+        if runs and all(run.predicts for run in runs):
+            for name in ("radii", "best", "group", "lower_bound"):
+                if getattr(self, name):
+                    raise ConfigError(f"--{name.replace('_', '-')} is for runs that certify, these predict.")
+            return prediction_table(runs)
+        make = best_table if self.best else run_table
+        return make(runs, self.radii, group=self.group, lower_bound=self.lower_bound, bound=self.bound)
 
     def _format(self) -> str:
         from smoothcert.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Fetching the standard data sets from their publishers, and checking the files that are there."""
+"""Fetching standard data sets and published evidence from their publishers, and checking the files that are there."""
 
 from __future__ import annotations
 
@@ -17,25 +17,61 @@ from urllib.request import Request, urlopen
 
 from smoothcert.data.archives import unpack
 from smoothcert.data.imagenet import imagenet_layout, load_imagenet
-from smoothcert.data.known import IMAGENET, KNOWN, Download, Found, Known, check_split, expected_files, find, known
+from smoothcert.data.known import (
+    IMAGENET,
+    KNOWN,
+    Download,
+    Found,
+    Known,
+    check_split,
+    expected_files,
+    find,
+    spelt_among,
+    unknown_name,
+)
 from smoothcert.data.names import printable
+from smoothcert.data.publications import ATTRIBUTION_FILE, PUBLICATIONS, Publication
 from smoothcert.errors import InputError, OutputError
-from smoothcert.files import Limits
+from smoothcert.files import Limits, replacing
 from smoothcert.folders import data_root
 
 TIMEOUT = 30.0
 _CHUNK = 256 * 1024
 _ON_REQUEST = ("extra",)  # larger than the rest together, and hardly anybody needs it
+_ALGORITHMS = {32: "MD5", 64: "SHA256"}  # by the number of hexadecimal digits
 
 Advance = Callable[[int], None]
 
 
-def check(name: str, root: Path | str | None = None) -> list[Path]:
-    """The files of a data set on this machine, all with their published checksums; InputError otherwise.
+def named(name: str) -> Known | Publication:
+    """The data set or publication of this name; InputError naming the nearest one if there is none."""
+    names = [*KNOWN, *PUBLICATIONS]
+    spelt = spelt_among(name, names)
+    if spelt is None:
+        raise unknown_name(name, names)
+    return PUBLICATIONS[spelt] if spelt in PUBLICATIONS else KNOWN[spelt]
 
-    Only splits that are there are looked at, but there must be one.
+
+def published_folder(name: str, root: Path | str | None = None) -> Path:
+    """The folder with the files of a publication, all of them with their checksums; InputError otherwise.
+
+    >>> published_folder("cohen2019") / "certify" / "imagenet"  # doctest: +SKIP
+    PosixPath('/home/me/.cache/smoothcert/cohen2019/certify/imagenet')
     """
-    data, folder = known(name), data_root(root)
+    if name not in PUBLICATIONS:
+        raise unknown_name(name, PUBLICATIONS)
+    check(name, root)
+    return data_root(root) / name
+
+
+def check(name: str, root: Path | str | None = None) -> list[Path]:
+    """The files of a data set or publication on this machine, all with their checksums; InputError otherwise.
+
+    Of a data set, only splits that are there are looked at, but there must be one.
+    """
+    data, folder = named(name), data_root(root)
+    if isinstance(data, Publication):
+        return _check_publication(data, folder)
     if data.name == IMAGENET.name:
         return _check_imagenet(folder)
     places = [found for split in data.counts if (found := find(data, folder, split)) is not None]
@@ -46,7 +82,7 @@ def check(name: str, root: Path | str | None = None) -> list[Path]:
         )
     files = [file for found in places for file in found.files]
     for file in files:
-        _check_sum(data, file)
+        _check_file(data, file)
     return files
 
 
@@ -58,19 +94,42 @@ def _check_imagenet(root: Path) -> list[Path]:
     return [data.folder]
 
 
-def _check_sum(data: Known, file: Path) -> None:
-    wanted = (data.md5 or {})[file.name.removesuffix(".gz")]
+def _check_publication(data: Publication, root: Path) -> list[Path]:
+    folder = root / data.name
+    absent = [download.file for download in data.downloads if not (folder / download.file).is_file()]
+    if absent:
+        raise InputError(
+            f"{data.name} is not there: expected {absent[0]}{' and other files' if absent[1:] else ''} in "
+            f"{printable(folder)}. Run: smoothcert data fetch {data.name}"
+        )
+    for download in data.downloads:
+        _check_sum(folder / download.file, download.checksum)
+    return [folder / download.file for download in data.downloads]
+
+
+def _check_file(data: Known, file: Path) -> None:
+    _check_sum(file, (data.md5 or {})[file.name.removesuffix(".gz")])
+
+
+def _check_sum(file: Path, wanted: str) -> None:
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
-            got = _md5(content)
+            got = _sum(content, wanted)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"Cannot read {printable(file)}: {printable(error)}. Fetch it again.") from error
     if got != wanted:
-        raise InputError(f"Expected the MD5 sum {wanted} of {printable(file)}, got {got}. Fetch it again.")
+        raise InputError(
+            f"Expected the {_algorithm(wanted)} sum {wanted} of {printable(file)}, got {got}. Fetch it again."
+        )
 
 
-def _md5(file: IO[bytes]) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
+def _algorithm(checksum: str) -> str:
+    return _ALGORITHMS[len(checksum)]
+
+
+def _sum(file: IO[bytes], like: str) -> str:
+    """The checksum of a file by the algorithm of the checksum `like`."""
+    digest = hashlib.new(_algorithm(like), usedforsecurity=False)
     while chunk := file.read(_CHUNK):
         digest.update(chunk)
     return digest.hexdigest()
@@ -85,38 +144,46 @@ def fetch(
     advance: Advance | None = None,
     timeout: float = TIMEOUT,
 ) -> list[Path]:
-    """Download what is missing of a data set and return the new files; nothing that is there and whole is touched.
+    """Download what is missing of a data set or publication and return the new files; whole files are left alone.
 
     A file is moved into place only with the published size and checksum. `mirror` takes the place of the publisher's
-    address; `advance` is told of every few bytes. InputError if the network or the file is at fault, OutputError if
-    the disk is.
+    address; `advance` is told of every few bytes. Beside the files of a publication, ATTRIBUTION.txt says where they
+    come from. InputError if the network or the file is at fault, OutputError if the disk is.
     """
-    data, folder = known(name), data_root(root)
-    _check_fetchable(data, folder)
+    data, top = named(name), data_root(root)
+    _check_fetchable(data, top)
     new: list[Path] = []
-    lacking = missing(data, folder, split)
-    if lacking:
-        _check_unshadowed(data, folder, split)
+    lacking = missing(data, top, split)
+    if lacking and isinstance(data, Known):
+        _check_unshadowed(data, top, split)
+    folder = top / data.name
     for download in lacking:
-        with _downloaded(data, download, folder, mirror or data.url, advance, timeout) as partial:
-            if data.unpacked:
-                new += unpack(partial, folder / data.name, Limits(entries=100, size=data.unpacked))
+        with _downloaded(download, folder, mirror or data.url, advance, timeout) as partial:
+            if isinstance(data, Known) and data.unpacked:
+                new += unpack(partial, folder, Limits(entries=100, size=data.unpacked))
             else:
-                target = folder / data.name / download.file
+                target = folder / download.file
                 partial.replace(target)
                 new.append(target)
+    if isinstance(data, Publication):
+        with replacing(folder / ATTRIBUTION_FILE) as partial:
+            partial.write_text(data.attribution, "utf-8")
     return new
 
 
-def _check_fetchable(data: Known, root: Path) -> None:
+def _check_fetchable(data: Known | Publication, root: Path) -> None:
     if data.name == "digits":
         raise InputError("digits need no fetching: they come with scikit-learn.")
     if data.name == IMAGENET.name:
         raise InputError(f"imagenet cannot be fetched: expected {imagenet_layout(root)}.")
 
 
-def missing(data: Known, root: Path, split: str | None = None) -> list[Download]:
-    """The downloads that a data set, or one split of it, still lacks."""
+def missing(data: Known | Publication, root: Path, split: str | None = None) -> list[Download]:
+    """The downloads that a data set, one split of it, or a publication still lacks."""
+    if isinstance(data, Publication):
+        if split is not None:
+            raise InputError(f"Expected no split of {data.name}, which has none, got '{printable(split)}'.")
+        return [one for one in data.downloads if not _has_sum(root / data.name / one.file, one.checksum)]
     lacking = [one for one in _wanted(data, split) if not _is_whole(data, find(data, root, one))]
     return [one for one in data.downloads if lacking and (one.split is None or one.split in lacking)]
 
@@ -125,12 +192,20 @@ def _wanted(data: Known, split: str | None) -> list[str]:
     return [check_split(data, split)] if split else [one for one in data.counts if one not in _ON_REQUEST]
 
 
+def _has_sum(file: Path, checksum: str) -> bool:
+    try:
+        _check_sum(file, checksum)
+    except InputError:
+        return False
+    return True
+
+
 def _is_whole(data: Known, found: Found | None) -> bool:
     if found is None:
         return False
     try:
         for file in found.files:
-            _check_sum(data, file)
+            _check_file(data, file)
     except InputError:
         return False
     return True
@@ -149,17 +224,15 @@ def _check_unshadowed(data: Known, root: Path, split: str | None) -> None:
 
 
 @contextmanager
-def _downloaded(
-    data: Known, download: Download, root: Path, base: str, advance: Advance | None, timeout: float
-) -> Iterator[Path]:
+def _downloaded(download: Download, folder: Path, base: str, advance: Advance | None, timeout: float) -> Iterator[Path]:
     """The download in a temporary file beside its place, whole and checked; it is gone after the block."""
-    folder = root / data.name
+    target = folder / download.file
     url = f"{base.rstrip('/')}/{download.file}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{download.file}.", suffix=".part", dir=folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     except OSError as error:
-        raise OutputError(f"Cannot write into {printable(folder)}: {error.strerror}.") from error
+        raise OutputError(f"Cannot write into {printable(target.parent)}: {error.strerror}.") from error
     partial = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -174,7 +247,8 @@ def _transfer(url: str, file: IO[bytes], download: Download, advance: Advance, t
     if not url.startswith(("http://", "https://")):
         raise InputError(f"Expected an address that starts with http:// or https://, got {printable(url)}.")
     by_hand = f"Place {download.file} into {printable(folder)} by hand, or try later"
-    digest, received = hashlib.md5(usedforsecurity=False), 0
+    algorithm = _algorithm(download.checksum)
+    digest, received = hashlib.new(algorithm, usedforsecurity=False), 0
     with closing(_chunks(url, timeout, by_hand)) as chunks:
         for chunk in chunks:
             received += len(chunk)
@@ -186,10 +260,10 @@ def _transfer(url: str, file: IO[bytes], download: Download, advance: Advance, t
     if received != download.size:
         got = "more" if received > download.size else f"{received:,}"
         raise InputError(f"Expected {download.size:,} bytes from {printable(url)}, got {got}. {by_hand}.")
-    if digest.hexdigest() != download.md5:
+    if digest.hexdigest() != download.checksum:
         raise InputError(
-            f"Expected the MD5 sum {download.md5} of {printable(url)}, got {digest.hexdigest()}: it is another file or "
-            f"was damaged on its way. {by_hand}."
+            f"Expected the {algorithm} sum {download.checksum} of {printable(url)}, got {digest.hexdigest()}: it is "
+            f"another file or was damaged on its way. {by_hand}."
         )
 
 
@@ -215,9 +289,16 @@ def _write(file: IO[bytes], chunk: bytes) -> None:
 
 
 def whereabouts(root: Path | str | None = None) -> dict[str, Path | None]:
-    """For every known data set the folder in which a split of it was found, or None."""
+    """For every known data set the folder in which a split of it was found, or None.
+
+    For every publication the folder that has all of its files.
+    """
     folder = data_root(root)
-    return {name: _place(data, folder) for name, data in KNOWN.items()}
+    places = {name: _place(data, folder) for name, data in KNOWN.items()}
+    for name, publication in PUBLICATIONS.items():
+        complete = all((folder / name / download.file).is_file() for download in publication.downloads)
+        places[name] = folder / name if complete else None
+    return places
 
 
 def _place(data: Known, root: Path) -> Path | None:

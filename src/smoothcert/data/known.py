@@ -5,7 +5,7 @@ The MD5 sums are the publishers' own; they show damage, not malice, for which MD
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,11 +25,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A file to fetch: its size in bytes, its MD5 sum, and the split it holds (None for all)."""
+    """A file to fetch: its path below the address, its size in bytes, its checksum, and its split (None for all)."""
 
     file: str
     size: int
-    md5: str
+    checksum: str
+    """In hexadecimal: the publisher's MD5 sum (32 digits), or a SHA-256 sum (64 digits)."""
     split: str | None = None
 
 
@@ -184,7 +185,12 @@ KNOWN: dict[str, Known] = {one.name: one for one in (DIGITS, MNIST, FASHION_MNIS
 
 def canonical_name(source: str) -> str | None:
     """The name in KNOWN that `source` spells in one of the usual ways, or None."""
-    bare = {name.replace("-", ""): name for name in KNOWN}
+    return spelt_among(source, KNOWN)
+
+
+def spelt_among(source: str, names: Collection[str]) -> str | None:
+    """The one of `names` that `source` spells, whatever its case, hyphens and underscores; None if there is none."""
+    bare = {name.replace("-", ""): name for name in names}
     return bare.get(source.strip().lower().replace("-", "").replace("_", ""))
 
 
@@ -192,10 +198,15 @@ def known(name: str) -> Known:
     """The data set of this name; InputError naming the nearest one if there is none."""
     spelt = canonical_name(name)
     if spelt is None:
-        near = get_close_matches(name.lower(), KNOWN, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"Expected a data set, one of {', '.join(KNOWN)}, got '{printable(name)}'.{hint}")
+        raise unknown_name(name, KNOWN)
     return KNOWN[spelt]
+
+
+def unknown_name(name: str, names: Collection[str]) -> InputError:
+    """The error for a name that is none of `names`, with the nearest of them."""
+    near = get_close_matches(name.lower(), names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return InputError(f"Expected a data set, one of {', '.join(names)}, got '{printable(name)}'.{hint}")
 
 
 def find(data: Known, root: Path, split: str) -> Found | None:

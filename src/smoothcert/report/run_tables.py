@@ -1,7 +1,8 @@
 """Runs as a table of certified accuracy against radius, for terminal, Markdown, LaTeX and CSV.
 
-Printed accuracies and radii are rounded down; CSV has all digits. A cell is empty ("–") where a run did not test the
-radius, and only columns without empty cells have a best row.
+`run_table` has a row per run, `best_table` a row per radius with the best run there. Printed accuracies and radii are
+rounded down; CSV has all digits. A cell is empty ("–") where a run did not test the radius, and only columns without
+empty cells have a best row.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ LOWER_BOUNDS: dict[str, Callable[..., Any]] = {
 }
 UNKNOWN = "–"
 AVERAGE, GRID_AVERAGE = "ACR", "grid ACR"
+_STANDARD = "std.: the most frequent answer is right, which is not certified."
 _MOST_COLUMNS = 7  # with the others and short names they fit into 80 characters
 
 
@@ -51,18 +53,18 @@ _MOST_COLUMNS = 7  # with the others and short names they fit into 80 characters
 class Column:
     """A column: its heading, and its values with their printed forms; None where a run does not know the value.
 
-    Only the columns that are `compared` have a best row, and only where every run knows its value.
+    Only the columns that are `compared` have a best row, and only where every run knows its value; these hold numbers.
     """
 
     heading: str
-    values: tuple[float | None, ...]
+    values: tuple[float | str | None, ...]
     cells: tuple[str, ...]
     compared: bool = False
 
     @property
     def best(self) -> frozenset[int]:
         """The rows to be marked."""
-        known = [value for value in self.values if value is not None]
+        known = [value for value in self.values if isinstance(value, (int, float))]
         if not self.compared or len(known) < max(2, len(self.values)):
             return frozenset()
         return best_per_column([known])[0]
@@ -70,11 +72,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Names of the rows, and columns."""
+    """Names of the rows, and columns; `corner` is the heading of the names."""
 
     names: tuple[str, ...]
     columns: tuple[Column, ...]
     notes: tuple[str, ...] = ()
+    corner: str = ""
 
 
 def table_radii(runs: Sequence[Run]) -> tuple[float, ...]:
@@ -113,21 +116,94 @@ def run_table(
     that are classified correctly everywhere within the radius, each with probability 1 − ρ over the noise; all of a row
     at once where `bound` is "simultaneous". They bound nothing about other inputs of the data set.
     """
+    rows = _measure_rows(runs, radii, group=group, lower_bound=lower_bound, bound=bound)
+    columns = _columns(rows.radii, rows.values, rows.tested)
+    notes = _notes(runs, lower_bound, bound, f"ACR: average certified radius; abst.: abstained; {_STANDARD}")
+    if any(grid is not None for grid in rows.tested):
+        notes.append(
+            f"{GRID_AVERAGE}: average of the largest tested radius that holds, a lower bound on the average certified "
+            "radius. It depends on the radii tested and is not comparable with ACR."
+        )
+    notes += _disputed(runs, rows.claims)
+    if any(value is None for column in columns[: len(rows.radii)] for value in column.values):
+        notes.append(f"{UNKNOWN}: the run did not test this radius. Only columns without {UNKNOWN} have a best row.")
+    return RunTable(rows.names, tuple(columns), tuple(notes))
+
+
+def best_table(
+    runs: Sequence[Run],
+    radii: Sequence[float] = (),
+    *,
+    group: bool = False,
+    lower_bound: float | None = None,
+    bound: str = "exact",
+) -> RunTable:
+    """For each radius the run with the highest certified accuracy there: the form of the paper's Table 1 of ImageNet.
+
+    Of equal runs the one with the higher standard accuracy is shown, then the first. There is no best where no run
+    certifies anything, or where a run did not test the radius. With `lower_bound`, a number ρ between 0 and 1, each of
+    the k runs gets its part ρ/k, so that the bound shown holds with probability 1 − ρ though the best run was chosen
+    by the same votes.
+    """
+    rows = _measure_rows(runs, radii, group=group, lower_bound=lower_bound, bound=bound, choices=True)
+    certified, standard = rows.values[:, : len(rows.radii)], rows.values[:, -1]
+    chosen = [_best_row(accuracies, standard) for accuracies in certified.T]
+    names = [None if row is None else rows.names[row] for row in chosen]
+    highest = certified.max(axis=0)  # NaN where a run did not test the radius
+    own = np.array([math.nan if row is None else standard[row] for row in chosen])
+    columns = (
+        Column("best", tuple(names), tuple(UNKNOWN if name is None else name for name in names)),
+        _column("certified", highest, floor_percent),
+        _column("std.", own, floor_percent),
+    )
+    notes = _notes(runs, lower_bound, bound, f"Best: the highest certified accuracy at this radius; {_STANDARD}")
+    notes += _disputed(runs, rows.claims)
+    if None in names:
+        notes.append(f"{UNKNOWN}: no run certifies any input at this radius, or a run did not test it.")
+    return RunTable(tuple(map(exact_decimal, rows.radii)), columns, tuple(notes), corner="radius")
+
+
+def _best_row(accuracies: npt.NDArray[np.float64], standard: npt.NDArray[np.float64]) -> int | None:
+    """The row with the highest accuracy, of equal ones that with the higher standard accuracy; None if all are 0."""
+    if np.isnan(accuracies).any() or accuracies.max() == 0:
+        return None
+    return max(range(len(accuracies)), key=lambda row: (accuracies[row], standard[row]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The radii of the table; each row's name, its numbers from `_measure`, the radii it tested; each run's claims."""
+
+    radii: tuple[float, ...]
+    names: tuple[str, ...]
+    values: npt.NDArray[np.float64]
+    tested: list[tuple[float, ...] | None]
+    claims: list[list[Claim]]
+
+
+def _measure_rows(
+    runs: Sequence[Run],
+    radii: Sequence[float],
+    *,
+    group: bool,
+    lower_bound: float | None,
+    bound: str,
+    choices: bool = False,
+) -> _Rows:
+    """The numbers of each run, or of each group; with `choices`, any row's lower bounds may be chosen afterwards."""
     _check(runs, lower_bound)
     at = tuple(radii) or table_radii(runs)
     groups = _groups(runs) if group else [[place] for place in range(len(runs))]
     found = [claims(run) for run in runs]
     rows = []
     for places in groups:
-        # A mean of bounds is one when all of them hold: each gets its part of ρ.
-        rho = None if lower_bound is None else lower_bound / len(places)
+        # A mean of bounds is one when all of them hold, and so is the best of them: each gets its part of ρ.
+        parts = len(places) * (len(groups) if choices else 1)
+        rho = None if lower_bound is None else lower_bound / parts
         each = [_measure(runs[place], found[place], at, rho, LOWER_BOUNDS[bound]) for place in places]
         rows.append(np.mean(each, axis=0))  # runs of a group have one procedure: a cell is unknown in all or in none
-    notes = [*_notes(runs, lower_bound, bound), *_disputed(runs, found)]
-    columns = _columns(at, np.array(rows), [radii_tested(runs[places[0]]) for places in groups])
-    if any(value is None for column in columns[: len(at)] for value in column.values):
-        notes.append(f"{UNKNOWN}: the run did not test this radius. Only columns without {UNKNOWN} have a best row.")
-    return RunTable(tuple(_names(runs, groups)), tuple(columns), tuple(notes))
+    tested = [radii_tested(runs[places[0]]) for places in groups]
+    return _Rows(at, tuple(_names(runs, groups)), np.array(rows), tested, found)
 
 
 def _check(runs: Sequence[Run], lower_bound: float | None) -> None:
@@ -135,7 +211,9 @@ def _check(runs: Sequence[Run], lower_bound: float | None) -> None:
         raise ConfigError("Expected at least one run, got none.")
     for run in runs:
         if run.predicts:
-            raise ConfigError(f"Expected runs that certify, {run.path} predicts: see `smoothcert plot predictions`.")
+            raise ConfigError(
+                f"Expected runs that certify, {run.path} predicts: its table needs runs that predict only."
+            )
         if not run.certifies:
             raise ConfigError(f"Expected runs that certify, {run.path} attacks: see `smoothcert plot attack-success`.")
         if not run.rows:
@@ -241,24 +319,19 @@ def _column(
     return Column(heading, tuple(known), tuple(UNKNOWN if one is None else text(one) for one in known), compared)
 
 
-def _notes(runs: Sequence[Run], rho: float | None, bound: str) -> tuple[str, ...]:
+def _notes(runs: Sequence[Run], rho: float | None, bound: str, legend: str) -> list[str]:
     alphas = sorted({float(run.manifest.values["alpha"]) for run in runs})
     notes = [
         f"Certified accuracy in % by L2 radius, rounded down; each certificate is false with probability at most α = "
-        f"{', '.join(f'{alpha:g}' for alpha in alphas)}. ACR: average certified radius; abst.: abstained; std.: "
-        "the most frequent answer is right, which is not certified.",
+        f"{', '.join(f'{alpha:g}' for alpha in alphas)}. {legend}",
         *_selections(runs),
     ]
-    if any(radii_tested(run) is not None for run in runs):
-        notes.append(
-            f"{GRID_AVERAGE}: average of the largest tested radius that holds, a lower bound on the average certified "
-            "radius. It depends on the radii tested and is not comparable with ACR."
-        )
     if rho is not None:
         notes.append(
             f"Accuracies are lower bounds ({bound}) on the share of these inputs that are classified correctly "
             f"everywhere within the radius, with probability {1 - rho:g} over the noise for "
-            f"{'all of a row at once' if bound == 'simultaneous' else 'each'}. They say nothing about other inputs."
+            f"{'all radii of a run at once' if bound == 'simultaneous' else 'each'}. "
+            "They say nothing about other inputs."
         )
     if any(run.manifest.kind == "bound" for run in runs):
         notes.append(
@@ -271,7 +344,7 @@ def _notes(runs: Sequence[Run], rho: float | None, bound: str) -> tuple[str, ...
             notes.append(f"{run.path} is not complete: {len(run.rows):,} of {len(run.manifest.indices):,} inputs.")
         if run.errors:
             notes.append(f"{len(run.errors):,} inputs of {run.path} failed; they count as not certified.")
-    return tuple(notes)
+    return notes
 
 
 def _selections(runs: Sequence[Run]) -> list[str]:
@@ -292,7 +365,7 @@ def _disputed(runs: Sequence[Run], found: Sequence[Sequence[Claim]]) -> Iterator
 def as_rich(table: RunTable) -> Table:
     """For the terminal; the best of each column is bold and marked with a star."""
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    shown.add_column("", no_wrap=True)
+    shown.add_column(table.corner, no_wrap=True)
     for column in table.columns:
         shown.add_column(f"{column.heading} ", justify="right", no_wrap=True)
     for row, name in enumerate(table.names):
@@ -307,12 +380,12 @@ def as_rich(table: RunTable) -> Table:
 def as_markdown(table: RunTable) -> str:
     """A Markdown table with the best of each column in bold, and notes below it."""
     lines = [
-        f"| | {' | '.join(column.heading for column in table.columns)} |",
+        f"| {table.corner} | {' | '.join(column.heading for column in table.columns)} |",
         f"|---|{'---:|' * len(table.columns)}",
     ]
     for row, name in enumerate(table.names):
         cells = [f"**{c.cells[row]}**" if row in c.best else c.cells[row] for c in table.columns]
-        lines.append(f"| {name.replace('|', chr(92) + '|')} | {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in (name, *cells))} |")
     return "\n".join([*lines, "", *table.notes]) + "\n"
 
 
@@ -333,7 +406,8 @@ def as_latex(table: RunTable) -> str:
     """A tabular for LaTeX with the package booktabs, the best of each column in bold, notes as comments."""
     headings = [f"$r = {c.heading}$" if _is_radius(c.heading) else c.heading for c in table.columns]
     lines = [f"% {note}" for note in table.notes]
-    lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule", f" & {' & '.join(headings)} \\\\"]
+    lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule"]
+    lines.append(f"{_latex(table.corner)} & {' & '.join(headings)} \\\\")
     lines.append(r"\midrule")
     for row, name in enumerate(table.names):
         cells = [f"\\textbf{{{c.cells[row]}}}" if row in c.best else _latex(c.cells[row]) for c in table.columns]
@@ -349,11 +423,17 @@ def as_csv(table: RunTable) -> str:
     """Comma-separated values with all digits: accuracies as fractions, nothing where a run does not know the value."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["run", *(column.heading for column in table.columns)])
+    writer.writerow([table.corner or "run", *(column.heading for column in table.columns)])
     for row, name in enumerate(table.names):
         values = [column.values[row] for column in table.columns]
-        writer.writerow([name, *("" if value is None else repr(float(value)) for value in values)])
+        writer.writerow([name, *map(_csv_cell, values)])
     return file.getvalue()
+
+
+def _csv_cell(value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return repr(float(value))
 
 
 FORMATS: dict[str, Callable[[RunTable], str]] = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv}

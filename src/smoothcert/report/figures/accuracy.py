@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -141,5 +142,6 @@ def lower_bound(runs: Sequence[Run], *, rho: float = 0.001, limit: float | None 
             look = {"color": color, "linestyle": line, **dots(at, claims.tested)}
             axes.plot(at, 100 * shares, drawstyle="steps-pre", label=name, **look)
         finish_accuracy(axes, claims.ylabel, limit=limit)
-        axes.set_title(f"{inputs_in_words(run)}\nσ = {run.sigma:g}, α = {alpha:g}, ρ = {rho:g}")
+        words = textwrap.fill(inputs_in_words(run), 50)  # as much as fits above the axes
+        axes.set_title(f"{words}\nσ = {run.sigma:g}, α = {alpha:g}, ρ = {rho:g}")
     return figure

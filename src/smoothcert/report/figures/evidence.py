@@ -83,13 +83,6 @@ def names_of(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[st
     return list(names)
 
 
-def draws_setting(run: Run) -> int | None:
-    """How many draws a run may take per input; None where it is not recorded."""
-    procedure = run.manifest.values["procedure"]
-    most = procedure.get("n_max", procedure.get("n"))
-    return None if most is None else int(most)
-
-
 # Votes on record
 
 
