@@ -124,6 +124,14 @@ def cat() -> np.ndarray:
     return np.moveaxis(np.asarray(square), -1, 0)[None]
 
 
+def illustration_jobs() -> Iterator[Job]:
+    """The paper's illustrations of smoothing, of the worst case, of the proof, and of linear classifiers."""
+    yield Job("figure-1", "decision-regions")
+    yield Job("figure-3", "worst-case")
+    yield Job("figure-9", "proof")
+    yield Job("figures-10-11", "linear")
+
+
 def digit_jobs(folder: Path) -> Iterator[Job]:
     """Figures of what was not published, on handwritten digits."""
     training, test = load_digits()
@@ -195,7 +203,8 @@ def main() -> None:
     chosen.out.mkdir(exist_ok=True)
     files = []
     with tempfile.TemporaryDirectory() as folder:
-        for job in chain(published_jobs(Published(chosen.shared, Path(folder))), digit_jobs(Path(folder))):
+        published = published_jobs(Published(chosen.shared, Path(folder)))
+        for job in chain(illustration_jobs(), published, digit_jobs(Path(folder))):
             figure = draw_figure(job.kind, job.runs, job.options)
             if job.title is not None:
                 figure.suptitle(job.title, fontsize=10)

@@ -44,11 +44,15 @@ def colours(axes):
     return np.asarray(axes.get_images()[0].get_array())
 
 
+def colour(label):
+    return np.rint(255 * np.array(region_color(label)))
+
+
 def columns(axes, label):
     """The ends, along x, of the drawn region of a class in the middle row."""
     row = colours(axes)[colours(axes).shape[0] // 2]
     left, right, *_ = axes.get_images()[0].get_extent()
-    places = np.flatnonzero(np.all(np.isclose(row, region_color(label)), axis=1))
+    places = np.flatnonzero(np.all(row == colour(label), axis=1))
     return left + (right - left) * places[0] / len(row), left + (right - left) * (places[-1] + 1) / len(row)
 
 
@@ -98,9 +102,11 @@ def test_the_regions_have_the_colours_of_the_classes_and_the_rings_the_radii_of_
     points = pixel_centres(x, 3.3 * 0.12)
     with torch.no_grad():
         labels = toy(torch.from_numpy(points.reshape(-1, 2)).float()).argmax(1).numpy()
-    palette = np.array([region_color(label) for label in range(CLASSES)])
+    palette = np.array([colour(label) for label in range(CLASSES)])
     np.testing.assert_array_equal(colours(plane).reshape(-1, 3), palette[labels])
-    assert [to_rgb(patch.get_facecolor()) for patch in bars.patches] == [tuple(row) for row in palette]
+    assert [to_rgb(patch.get_facecolor()) for patch in bars.patches] == [
+        region_color(label) for label in range(CLASSES)
+    ]
 
 
 def test_the_circle_holds_in_truth(toy):
@@ -158,7 +164,7 @@ def test_samples_without_an_answer_are_a_bar_of_their_own_and_white():
     plane, bars = figure.axes
     assert [tick.get_text() for tick in bars.get_xticklabels()] == ["0", "1", "none"]
     assert binomtest(votes_of(bars)[2], 1_000, ndtr(-0.5)).pvalue > 1e-4
-    np.testing.assert_array_equal(colours(plane)[0], 1.0)
+    np.testing.assert_array_equal(colours(plane)[0], 255)
 
 
 @pytest.mark.parametrize(
@@ -297,8 +303,8 @@ def test_the_circle_touches_the_linear_boundary_and_delta_crosses_it(p_a, sigma)
     assert np.linalg.norm(changed - x) > radius
     assert classifier.label(changed) != classifier.label(x)
     drawn = colours(touching)
-    np.testing.assert_allclose(drawn[-1, 0], region_color(0))
-    np.testing.assert_allclose(drawn[0, -1], region_color(1))
+    np.testing.assert_array_equal(drawn[-1, 0], colour(0))
+    np.testing.assert_array_equal(drawn[0, -1], colour(1))
 
 
 def test_draws_certify_nearly_the_drawn_radius_of_the_linear_classifier():

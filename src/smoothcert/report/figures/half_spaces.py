@@ -148,27 +148,36 @@ def linear(_: Sequence[Run], *, p_a: float = 0.85, sigma: float = 0.5) -> Figure
         figure = new_figure(6.4, 7.1)
         (left, right), (touching, beyond) = figure.subplots(2, 2)
         for axes, point in ((left, x), (right, -x)):
-            _draw_half_planes(axes, classifier, _MARGIN * sigma + distance / np.sqrt(2))
+            _draw_linear_regions(axes, classifier, _MARGIN * sigma + distance / np.sqrt(2))
             draw_rings(axes, point, sigma, dashed=True)
             draw_point(axes, point, "$x$")
             label = classifier.label(point)
             axes.set_title(f"Proposition 3: $P(f(x+ε) = {label})$ = {p_a:g},\nso $g(x) = f(x) = {label}$")
         for axes in (touching, beyond):
-            _draw_half_planes(axes, classifier, 2.2 * distance)
+            _draw_linear_regions(axes, classifier, 2.2 * distance)
             draw_radius(axes, x, radius)
             draw_point(axes, x, "$x$")
-        _draw_arrow(touching, x, x + classifier.nearest_change(x, radius))
-        draw_label(touching, x / 2, "$R$", offset=(-7, 7))
-        touching.set_title("Proposition 4: $R$ is the distance\nto the boundary")
-        changed = x + classifier.nearest_change(x, _OUTSIDE * distance)
-        _draw_arrow(beyond, x, changed)
-        draw_point(beyond, changed, "$x+δ$", offset=(18, 0))
-        beyond.set_title("Proposition 5: for every $r > R$ some $δ$\nof length $r$ changes the class")
-        line_legend(
-            figure,
-            {"level sets of $N(x, σ^2 I)$": DASHED_RING, f"certified radius $R$ = {radius_text(radius)}": RADIUS_LINE},
-        )
+        _draw_distance(touching, classifier, x, radius)
+        _draw_change(beyond, classifier, x, _OUTSIDE * distance)
+        rings = {"level sets of $N(x, σ^2 I)$": DASHED_RING}
+        line_legend(figure, {**rings, f"certified radius $R$ = {radius_text(radius)}": RADIUS_LINE})
     return figure
+
+
+def _draw_distance(axes: Axes, classifier: LinearClassifier, x: Floats, radius: float) -> None:
+    """An arrow from x to the nearest point of the linear boundary."""
+    towards = classifier.nearest_change(x, radius)
+    _draw_arrow(axes, x, x + towards)
+    draw_label(axes, x + towards / 2, "$R$", offset=(-7, 7))
+    axes.set_title("Proposition 4: $R$ is the distance\nto the boundary")
+
+
+def _draw_change(axes: Axes, classifier: LinearClassifier, x: Floats, length: float) -> None:
+    """The perturbation of this length that changes the class of a linear classifier."""
+    changed = x + classifier.nearest_change(x, length)
+    _draw_arrow(axes, x, changed)
+    draw_point(axes, changed, "$x+δ$", offset=(18, 0))
+    axes.set_title("Proposition 5: for every $r > R$ some $δ$\nof length $r$ changes the class")
 
 
 def _worst_case(p_a: float, p_b: float, sigma: float) -> tuple[WorstCase, float]:
@@ -226,7 +235,7 @@ def _draw_arrow(axes: Axes, start: Sequence[float], end: Sequence[float]) -> Non
     axes.annotate("", tuple(end), tuple(start), arrowprops={"arrowstyle": "-|>", "color": "black"}, zorder=4)
 
 
-def _draw_half_planes(axes: Axes, classifier: LinearClassifier, half_width: float) -> None:
+def _draw_linear_regions(axes: Axes, classifier: LinearClassifier, half_width: float) -> None:
     draw_regions(axes, labeller(classifier), _ORIGIN, half_width)
     axes.text(0.02, 0.02, "class 0", transform=axes.transAxes, ha="left", va="bottom")
     axes.text(0.98, 0.98, "class 1", transform=axes.transAxes, ha="right", va="top")

@@ -87,10 +87,10 @@ def draw_regions(axes: Axes, labels_at: Labeller, middle: Sequence[float], half_
     labels = labels_at(points.reshape(-1, 2)).reshape(points.shape[:2])
     if labels.max() >= MOST_CLASSES:
         raise ConfigError(f"At most {MOST_CLASSES} classes have a colour of their own, got class {labels.max()}.")
-    colours = np.array([region_color(label) for label in range(-1, MOST_CLASSES)])
+    colours = np.rint([[255 * channel for channel in region_color(label)] for label in range(-1, MOST_CLASSES)])
     left, right = middle[0] - half_width, middle[0] + half_width
     bottom, top = middle[1] - half_width, middle[1] + half_width
-    axes.imshow(colours[labels + 1], extent=(left, right, bottom, top), zorder=0)
+    axes.imshow(colours.astype(np.uint8)[labels + 1], extent=(left, right, bottom, top), zorder=0)
     axes.set(xlim=(left, right), ylim=(bottom, top), xticks=[], yticks=[], aspect="equal")
     axes.spines[:].set_visible(True)
     return labels
