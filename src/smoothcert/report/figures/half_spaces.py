@@ -250,7 +250,7 @@ def _draw_decline(axes: Axes, worst: WorstCase, other: WavyClassifier, radius: f
     axes.plot(distances, other_a, color=PALETTE[0], linestyle=DASHED, label="$c_A$, some $f$")
     axes.plot(distances, worst_a, color=PALETTE[0], label="$c_A$, worst case $f^*$")
     axes.plot(distances, worst_b, color=PALETTE[1], label="$c_B$, worst case $f^*$")
-    axes.axvline(radius, color="black", linestyle=DOTTED, linewidth=1.2)
+    axes.plot([radius, radius], [0, 1], color="black", linestyle=DOTTED, linewidth=1.2)
     axes.annotate("$R$", (radius, 0), xytext=(4, 4), textcoords="offset points")
     axes.set(xlabel=r"$\|δ\|$", ylabel="vote probability at $x+δ$", xlim=(0, 2 * radius))
     axes.set(ylim=(0, 1.3), yticks=np.linspace(0, 1, 6))  # with room for the legend above the curves
