@@ -184,13 +184,14 @@ def test_samples_without_an_answer_are_a_bar_of_their_own_and_white():
             r"shape \(3, 8, 8\)",
         ),
         (
-            {
-                "model": load(lambda batch: torch.full((len(batch),), MOST_CLASSES)),
-                "point": (0, 0),
-                "sigma": 1,
-            },
+            {"model": load(lambda batch: torch.full((len(batch),), MOST_CLASSES)), "point": (0, 0), "sigma": 1},
             ConfigError,
-            "At most 12 classes",
+            "at most 12 classes",
+        ),
+        (
+            {"model": load(lambda batch: batch[:, :1].repeat(1, 100)), "point": (0, 0), "sigma": 1},
+            ConfigError,
+            "at most 12 classes",
         ),
     ],
 )

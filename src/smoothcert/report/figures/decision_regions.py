@@ -19,6 +19,7 @@ from smoothcert.report.figures.plane import (
     RING_MULTIPLES,
     Labeller,
     answers,
+    check_colours,
     draw_label,
     draw_point,
     draw_radius,
@@ -77,6 +78,7 @@ def decision_regions(
     declared = None if model is None else model.num_classes
     classes = _count_classes(network, labels_at, x, sigma) if declared is None else declared
     certificate = _certify(network, x, sigma, classes, procedure, seed)
+    check_colours(len(certificate.stages[-1].counts))
     with style():
         figure = new_figure(7.6, 3.8)
         plane, bars = figure.subplots(1, 2, width_ratios=(1, 0.9))

@@ -43,6 +43,12 @@ def region_color(label: int) -> tuple[float, float, float]:
     return (red, green, blue)
 
 
+def check_colours(classes: int) -> None:
+    """Raise ConfigError unless each of this many classes has a colour of its own."""
+    if classes > MOST_CLASSES:
+        raise ConfigError(f"Expected a model with at most {MOST_CLASSES} classes, one per colour, got {classes}.")
+
+
 def labeller(model: Any) -> Labeller:
     """A function from points [N, 2] to labels, for a model on batches [B, 2] that returns scores or labels."""
     from smoothcert.models.agreement import is_labels
@@ -85,8 +91,7 @@ def draw_regions(axes: Axes, labels_at: Labeller, middle: Sequence[float], half_
     """Fill a square with the colours of the classes; return the labels of its pixels, [H, W]."""
     points = pixel_centres(middle, half_width)
     labels = labels_at(points.reshape(-1, 2)).reshape(points.shape[:2])
-    if labels.max() >= MOST_CLASSES:
-        raise ConfigError(f"At most {MOST_CLASSES} classes have a colour of their own, got class {labels.max()}.")
+    check_colours(int(labels.max()) + 1)
     colours = np.rint([[255 * channel for channel in region_color(label)] for label in range(-1, MOST_CLASSES)])
     left, right = middle[0] - half_width, middle[0] + half_width
     bottom, top = middle[1] - half_width, middle[1] + half_width
