@@ -110,6 +110,14 @@ def cat() -> np.ndarray:
     return np.moveaxis(np.asarray(square), -1, 0)[None]
 
 
+def illustration_jobs() -> Iterator[Job]:
+    """The paper's illustrations of smoothing, of the worst case, of the proof, and of linear classifiers."""
+    yield Job("figure-1", "decision-regions")
+    yield Job("figure-3", "worst-case")
+    yield Job("figure-9", "proof")
+    yield Job("figures-10-11", "linear")
+
+
 def digit_jobs(folder: Path) -> Iterator[Job]:
     """Figures of what was not published, on handwritten digits."""
     training, test = load_digits()
@@ -174,7 +182,7 @@ def contact_sheet(files: list[tuple[str, Path]], out: Path, columns: int = 5) ->
 def chosen_jobs(chosen: argparse.Namespace, folder: Path) -> Iterator[Job]:
     """The figures that the command line asks for."""
     published = Published(folder)
-    jobs = [paper_jobs(published)]
+    jobs = [illustration_jobs(), paper_jobs(published)]
     if chosen.images is not None:
         jobs.append(photograph_jobs(chosen.images))
     if chosen.sheet:

@@ -33,6 +33,7 @@ def runs(files, tmp_path_factory):  # noqa: F811
     votes = np.random.default_rng(0).multinomial(1100, [0.7, 0.2, 0.1], 20)
     np.savez(folder / "votes.npz", a=votes, b=votes[::-1])
     np.save(folder / "labels.npy", np.zeros(20, np.int64))
+    (folder / "disc.py").write_text("def network(batch):\n    return (batch.norm(dim=1) > 1).long()\n")
     (folder / "images").mkdir()
     for name in ("one", "two"):
         Image.fromarray(np.random.default_rng(1).integers(0, 256, (20, 24, 3), np.uint8)).save(
@@ -65,6 +66,10 @@ EVERY = {
     "draws": ["{}/planned", "{}/grid"],
     "class-accuracy": ["{}/paper", "--radii", "0", "0.25"],
     "radius-histogram": ["{}/paper", "{}/planned"],
+    "decision-regions": ["--model", "{}/disc.py:network", "--point", "-0.5", "0.25", "--sigma", "0.4", "--n", "500"],
+    "worst-case": ["--p-a", "0.9", "--p-b", "0.05", "--sigma", "0.25"],
+    "proof": ["--p-a", "0.7"],
+    "linear": ["--p-a", "0.95", "--sigma", "1"],
 }
 
 
@@ -151,6 +156,12 @@ def test_help_lists_every_kind_with_an_example(capsys):
         (["predictions", "{}/predict-20", "{}/paper"], "holds certificates"),
         (["training-noise", "{}/paper", "{}/other"], "one noise level"),
         (["class-accuracy", "{}/paper", "--radii", "0", "1", "2", "3", "4"], "one to 4 finite `radii`"),
+        (["draws", "{}/paper", "--model", "{}/disc.py:network"], "`model` has no meaning for draws"),
+        (["linear", "--p-b", "0.1"], "`p_b` has no meaning for linear"),
+        (["linear", "{}/paper"], "no run for linear"),
+        (["worst-case", "--p-a", "0.4"], "p_b <= p_a"),
+        (["decision-regions", "--model", "{}/disc.py:network"], "give `point` and `sigma`"),
+        (["decision-regions", "--point", "1", "2", "3"], "two finite numbers"),
     ],
 )
 def test_wrong_commands_end_with_2_one_line_and_no_file(runs, tmp_path, capsys, words, said):
@@ -169,6 +180,16 @@ def test_places_that_cannot_be_written_or_read(runs, tmp_path, capsys):
     code, _, err = plot(capsys, "draws", tmp_path / "no-run", "--out", tmp_path / "a.svg")
     assert code == 4
     assert "Expected a run in" in err
+
+
+def test_a_model_that_cannot_be_loaded_or_asked_ends_with_3(runs, tmp_path, capsys):
+    (tmp_path / "wrong.py").write_text("import torch\nnetwork = torch.nn.Linear(3, 2)\n")
+    for name, said in (("none", "no such name"), ("network", "Expected a model of two-dimensional inputs")):
+        words = ["--model", f"{tmp_path}/wrong.py:{name}", "--point", "0", "0", "--sigma", "1"]
+        code, _, err = plot(capsys, "decision-regions", *words, "--out", tmp_path / "a.svg")
+        assert code == 3
+        assert said in err
+        assert not (tmp_path / "a.svg").exists()
 
 
 def test_a_config_file_gives_settings(runs, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""`smoothcert plot`: the figures of the paper, and others, from runs, votes and images."""
+"""`smoothcert plot`: the figures of the paper, and others, from runs, votes, images and models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,21 @@ Paths = Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH ...", help_behav
 Texts = Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
 
 # What each flag turns into, where it is given, before it goes to the function that draws.
-_OPTIONS = ("names", "limit", "radii", "n", "alphas", "rho", "trained", "sigmas", "factor", "seed")
+_OPTIONS = (
+    "names",
+    "limit",
+    "radii",
+    "n",
+    "alphas",
+    "rho",
+    "trained",
+    "sigmas",
+    "factor",
+    "seed",
+    "point",
+    "p_a",
+    "p_b",
+)
 _FOR_VOTES = ("array", "labels")
 _IMAGE_KINDS = ("noise", "resolution")
 _FOR_IMAGES = ("indices", "split", "data_root", "size")
@@ -48,7 +62,7 @@ class _Examples:
 
 @dataclass(frozen=True)
 class Plot:
-    """Draw a figure from runs, votes or images; the kinds are listed below."""
+    """Draw a figure from runs, votes, images or a model; the kinds are listed below."""
 
     kind: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="KIND")]
     """What to draw."""
@@ -78,7 +92,7 @@ class Plot:
     norms: Paths = ()
     """Perturbation norms of an attack on each run, for attack-success: runs of `attack-base`, or .npy, .npz, .json."""
     n: OptionalInts = None
-    """Numbers of draws, for other-n and best-radius."""
+    """Numbers of draws, for other-n and best-radius; one for decision-regions."""
     alphas: OptionalFloats = None
     """Failure probabilities, for other-alpha."""
     rho: OptionalFloat = None
@@ -86,9 +100,10 @@ class Plot:
     trained: OptionalFloats = None
     """Noise levels the networks were trained at, where the runs do not know, for training-noise."""
     sigma: OptionalFloat = None
-    """Noise level: of a file of votes, of best-radius, of resolution."""
+    """Noise level: of a file of votes, of best-radius, of resolution, of the illustrations (decision-regions,
+    worst-case, proof, linear)."""
     alpha: OptionalFloat = None
-    """Failure probability: of a file of votes, of best-radius; by default 0.001."""
+    """Failure probability: of a file of votes, of best-radius, of decision-regions; by default 0.001."""
     array: OptionalText = None
     """Which array of an .npz file of votes."""
     labels: OptionalPath = None
@@ -108,7 +123,15 @@ class Plot:
     data_root: OptionalPath = None
     """Folder with the data sets."""
     seed: OptionalInt = None
-    """Seed of the noise in noise and resolution."""
+    """Seed of the noise in noise and resolution; of the noise and the toy network in decision-regions."""
+    model: OptionalText = None
+    """Model on inputs of shape (2,), for decision-regions: file.py:name or any other source. Default: a toy network."""
+    point: OptionalFloats = None
+    """Input at which decision-regions smooths the model: two numbers."""
+    p_a: OptionalFloat = None
+    """Probability of the top class at x, for worst-case, proof and linear."""
+    p_b: OptionalFloat = None
+    """Probability of the runner-up at x, for worst-case and proof."""
     config: OptionalPath = None
     """TOML file with any of these settings; flags win over it."""
     examples: ClassVar[Any] = _Examples()
@@ -147,6 +170,8 @@ class Plot:
             given["norms"] = self.norms
         if self.data is not None:
             given["images"] = self.data
+        if self.model is not None:
+            given["model"] = self.model
         if not self._reads_votes:  # else they belong to the votes
             given |= {name: getattr(self, name) for name in ("sigma", "alpha") if getattr(self, name) is not None}
         return given
@@ -190,6 +215,10 @@ class Plot:
             read["norms"] = [load_norms(path) for path in self.norms]
         if self.data is not None:
             read["images"] = self._images(self.data)
+        if self.model is not None:
+            from smoothcert.models import load
+
+            read["model"] = load(self.model)
         return read
 
     def _images(self, source: str) -> npt.NDArray[np.uint8]:

@@ -11,7 +11,9 @@ from smoothcert.checks import check_choice
 from smoothcert.errors import ConfigError
 from smoothcert.report.figures.accuracy import accuracy_of_runs, lower_bound, training_noise
 from smoothcert.report.figures.attacks import attack_success
+from smoothcert.report.figures.decision_regions import decision_regions
 from smoothcert.report.figures.distributions import class_accuracy, draws, radius_histogram
+from smoothcert.report.figures.half_spaces import linear, proof, worst_case
 from smoothcert.report.figures.images import noise, resolution
 from smoothcert.report.figures.predictions import predictions
 from smoothcert.report.figures.projections import best_radius, other_alpha, other_n
@@ -102,6 +104,30 @@ FIGURES: dict[str, Kind] = {
     "draws": Kind(draws, "draws per input: how many inputs were done after how many", "run-a run-b", most=_ANY),
     "class-accuracy": Kind(class_accuracy, "certified accuracy of each class at some radii", "run --radii 0 0.25 0.5"),
     "radius-histogram": Kind(radius_histogram, "how many inputs have which radius", "run-0.25 run-0.5", most=_ANY),
+    "decision-regions": Kind(
+        decision_regions,
+        "a classifier of two-dimensional inputs under noise, its votes and their bounds; default: a toy network",
+        "--model file.py:network --point 0.4 0.7 --sigma 0.1",
+        least=0,
+        most=0,
+    ),
+    "worst-case": Kind(
+        worst_case, "the worst classifier with these p_A and p_B at x, beside another", "--p-a 0.9", least=0, most=0
+    ),
+    "proof": Kind(
+        proof,
+        "the half-spaces in the proof of Theorem 1, within the radius and beyond",
+        "--p-a 0.8 --p-b 0.05",
+        least=0,
+        most=0,
+    ),
+    "linear": Kind(
+        linear,
+        "a linear classifier: smoothing leaves it as it is, the radius is its distance",
+        "--p-a 0.85",
+        least=0,
+        most=0,
+    ),
 }
 
 
