@@ -8,7 +8,7 @@ import random
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +36,7 @@ MAX_WORKERS = 4  # more than that and Python's global lock is what they wait for
 # each worker has tasks enough to be done at about the same time as the others.
 _BLOCKS_PER_TASK = 2
 _TASKS_PER_WORKER = 8
+_TURN_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,14 +431,23 @@ def _run_job(job: _Job, plan: Plan) -> list[Votes]:
         return _Worker(job).run().votes()
     futures = [worker_pool(plan.workers, plan.threads).submit(_Worker(job).run) for _ in range(workers)]
     try:
-        wait(futures, return_when=FIRST_EXCEPTION)
+        _wait_for(futures, FIRST_EXCEPTION)
     finally:
         job.stopped = True  # on an error or Ctrl-C the other workers end with their task
-        wait(futures)
+        _wait_for(futures, ALL_COMPLETED)
     tally, *others = [future.result() for future in futures]
     for other in others:
         tally.join(other)
     return tally.votes()
+
+
+def _wait_for(futures: Sequence[Future[Tally]], when: str) -> None:
+    """Wait in short turns: a signal that arrives just before an endless wait would not be noticed until its end."""
+    while True:
+        done, pending = wait(futures, timeout=_TURN_SECONDS, return_when=when)
+        failed = when == FIRST_EXCEPTION and any(future.exception() is not None for future in done)
+        if not pending or failed:
+            return
 
 
 def count_votes(

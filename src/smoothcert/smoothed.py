@@ -482,9 +482,17 @@ class Smoothed:
             # First as it is, in small batches: whoever measures which way to run it is fastest takes for granted that
             # it runs at all. Then as it will be run, in batches of the size that will be counted.
             self._check_fit(noise, x)
+            self._show_life()
             size = self._execution.plan_for(x.shape).batch_size
+            self._show_life()
             self._checked[x.shape] = self._check_executed(noise, x, size)
+            self._show_life()
         return self._checked[x.shape]
+
+    def _show_life(self) -> None:
+        """Let whoever waits for draws know that the model runs, though no draw was counted yet."""
+        if self._on_draws is not None:
+            self._on_draws(0)
 
     def _check_executed(self, noise: Noise, x: npt.NDArray[np.float32], size: int) -> Contract:
         """Check the contract of what is executed, in batches of `size`, or of as many rows as memory has room for."""
