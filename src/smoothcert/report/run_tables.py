@@ -10,7 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from smoothcert.report.naming import run_names
 from smoothcert.report.tables import best_per_column
 from smoothcert.runs.directory import Run
 from smoothcert.runs.journal import Row
-from smoothcert.runs.scope import inputs_in_words, is_decided, radii_tested
+from smoothcert.runs.scope import certified_margin, inputs_in_words, is_decided, radii_tested
 from smoothcert.runs.summary import default_radii
 from smoothcert.stats.accuracy import (
     are_correct,
@@ -125,6 +125,8 @@ def run_table(
         rows.append(np.mean(each, axis=0))  # runs of a group have one procedure: a cell is unknown in all or in none
     notes = [*_notes(runs, lower_bound, bound), *_disputed(runs, found)]
     columns = _columns(at, np.array(rows), [radii_tested(runs[places[0]]) for places in groups])
+    if len({certified_margin(run) for run in runs}) > 1:
+        columns = [replace(column, compared=False) for column in columns]
     if any(value is None for column in columns[: len(at)] for value in column.values):
         notes.append(f"{UNKNOWN}: the run did not test this radius. Only columns without {UNKNOWN} have a best row.")
     return RunTable(tuple(_names(runs, groups)), tuple(columns), tuple(notes))
@@ -250,6 +252,14 @@ def _notes(runs: Sequence[Run], rho: float | None, bound: str) -> tuple[str, ...
             f"{GRID_AVERAGE}: average of the largest tested radius that holds, a lower bound on the average certified "
             "radius. It depends on the radii tested and is not comparable with ACR."
         )
+    margins = {certified_margin(run) for run in runs}
+    if max(margins) > 0:
+        notes.append(
+            "lead ≥ m: within the radius, the class leads every other class by at least m in probability. The others "
+            "claim only that it is in the lead."
+        )
+    if len(margins) > 1:
+        notes.append("Radii with different leads are not comparable: there is no best row.")
     if rho is not None:
         notes.append(
             f"Accuracies are lower bounds ({bound}) on the share of these inputs that are classified correctly "
