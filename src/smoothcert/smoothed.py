@@ -267,7 +267,8 @@ class Smoothed:
             n_max: the most draws per input, besides the few that plan them; 100,000 by default.
             effort: "quick", "balanced" or "full": how many draws a certificate is worth (see `Grid` and `Planned`).
             margin: certify the radius within which the class leads every other class by at least this much in
-                probability, so that `predict` cannot be forced to abstain there; 0 by default. Not for `Wide`.
+                probability (Section 3.2.1 of the paper), so that perturbations within it cannot force `predict` to
+                abstain; 0 by default. Not for `Wide`.
             index: names the input in the noise stream, such as its place in a test set; of a batch the first one, or
                 each by a list. By default the name is derived from the content.
         """

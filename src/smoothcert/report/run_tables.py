@@ -255,11 +255,11 @@ def _notes(runs: Sequence[Run], rho: float | None, bound: str) -> tuple[str, ...
     margins = {certified_margin(run) for run in runs}
     if max(margins) > 0:
         notes.append(
-            "lead ≥ m: within the radius, the class leads every other class by at least m in probability. The others "
-            "claim only that it is in the lead."
+            "lead ≥ m: within the radius, the class leads every other class by at least m in probability, which is a "
+            "stronger claim than being in the lead."
         )
     if len(margins) > 1:
-        notes.append("Radii with different leads are not comparable: there is no best row.")
+        notes.append("Radii with different leads are not comparable: no row is the best.")
     if rho is not None:
         notes.append(
             f"Accuracies are lower bounds ({bound}) on the share of these inputs that are classified correctly "

@@ -123,8 +123,8 @@ class CertifySettings(RunSettings):
     """For planned and wide: bounds that a random number sharpens, at the same alpha; they certify more where votes
     are nearly unanimous, and follow from the votes and that number, which is recorded."""
     margin: float = 0.0
-    """Certify the radius within which the class leads every other class by at least this much in probability (0 ≤
-    margin < 1), so that predictions cannot be forced to abstain there. Not for wide."""
+    """Certify the radius within which the class leads every other class by at least this much in probability (from 0 to
+    below 1), so that perturbations cannot force predictions to abstain. For planned, grid and paper."""
     width: OptionalFloat = None
     """For wide: the draws' noise over the smoothing's; by default one that suits unanimous votes."""
     known_labels: bool = False

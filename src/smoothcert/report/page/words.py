@@ -77,7 +77,8 @@ _LEADS: Points = (
     (
         "With a lead.",
         "Where a run was made with a margin, its class leads every other class by at least that much in probability "
-        "everywhere within the radius. Predictions with enough draws cannot be made to abstain there.",
+        "everywhere within the radius. Predictions with enough draws rarely abstain there, whatever is added to the "
+        "input.",
     ),
 )
 _PREDICTIONS: Points = (
