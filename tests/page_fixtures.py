@@ -29,6 +29,9 @@ PROCEDURES = {
     "randomized": Planned(n_max=2_000, randomized=True),
     "wide": Wide(n_max=2_000, dimension=64, width=1.05),
     "grid": Grid(radii=(0.0, 0.25, 0.5), sigma=SIGMA, n_max=2_000),
+    "margin": Planned(n_max=2_000, margin=0.1),
+    "paper-margin": FixedN(n=1_000, margin=0.1),
+    "grid-margin": Grid(radii=(0.0, 0.25, 0.5), sigma=SIGMA, n_max=2_000, margin=0.1),
     "predict": Predict(n=1_000),
     "sequential": SequentialPredict(n_max=2_000),
 }

@@ -34,6 +34,7 @@ def test_without_settings_a_radius_is_planned(g):
         "rival": True,
         "effort": "balanced",
         "randomized": False,
+        "margin": 0.0,
     }
     assert certificate.label == 2
     assert certificate.draws < 100_000

@@ -47,7 +47,14 @@ def test_a_certificate_carries_its_claim_its_settings_and_its_evidence():
     assert certificate.label == 2
     assert [stage.n for stage in certificate.stages] == [50, 2000]
     assert (certificate.alpha, certificate.sigma, certificate.noise) == (0.01, 0.5, "grid")
-    assert certificate.procedure == {"name": "FixedN", "n": 2000, "n0": 50, "alpha": 0.01, "runner_up": False}
+    assert certificate.procedure == {
+        "name": "FixedN",
+        "n": 2000,
+        "n0": 50,
+        "alpha": 0.01,
+        "runner_up": False,
+        "margin": 0.0,
+    }
     assert certificate.draws == 2050
     assert certificate.key == smoothed().key
     assert certificate.radius == GridGaussianNoise(0.5).radius(certificate.bounds) > 0

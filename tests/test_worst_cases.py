@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest, norm
+from scipy.stats import binom, binomtest, norm
 
-from smoothcert import FixedN, Predict, Smoothed
+from smoothcert import FixedN, Grid, Predict, Smoothed
 from smoothcert.errors import ConfigError
-from smoothcert.stats.radii import cohen_radius
+from smoothcert.stats.bounds import binomial_p_value
+from smoothcert.stats.radii import cohen_radius, margin_radius
 from smoothcert.worst_cases import LinearClassifier, RobustEverywhere, WorstCase
 
 RNG = np.random.default_rng(11)
@@ -88,6 +89,86 @@ def test_the_smoothed_worst_case_is_certified_and_changes_beyond_its_true_radius
     assert beyond.label == 1
     within = g.predict(x + delta * certificate.radius * 0.9, Predict(n=20_000))
     assert within.label == 0
+
+
+@pytest.mark.parametrize("margin", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize(("p_a", "p_b"), [*CASES[:2], (0.8, 0.1), (0.7, 0.15)])
+def test_the_worst_case_leads_by_the_margin_up_to_its_radius_and_no_further(p_a, p_b, margin):
+    """The margin variant of Section 3.2.1, and that its radius cannot be improved."""
+    radius = margin_radius(1 - p_a, p_b, sigma=0.5, margin=margin)
+    assert radius > 0
+    f = WorstCase(np.zeros(4), np.ones(4), p_a, p_b, 0.5)
+    for shift in np.linspace(0, radius, 9):
+        here = f.vote_probabilities(shift)
+        assert here[0] - here[1] >= margin - 1e-12
+    beyond = f.vote_probabilities(radius * 1.001)
+    assert beyond[0] - beyond[1] < margin
+
+
+ASKED = {
+    "default": {},
+    "paper": {"procedure": "paper", "n_max": 20_000},
+    "grid": {"radii": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)},
+    "grid, one-sided": {"procedure": Grid(radii=(0.0, 0.1, 0.2, 0.3, 0.4), sigma=0.5, rival=False, margin=0.2)},
+}
+
+
+def lead_at(f, radius):
+    """By how much class 0 leads at this distance in the worst direction."""
+    first, *others = f.vote_probabilities(radius)
+    return first - max(others)
+
+
+@pytest.mark.parametrize(("p_a", "p_b"), [(0.9, 0.1), (0.85, 0.05), (0.75, 0.13)])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_certified_lead_is_there_at_the_worst_point_within_the_radius(asked, p_a, p_b):
+    """Through the sampler, for every procedure; the radius without a margin would be too large for the same claim."""
+    margin, settings = 0.2, ASKED[asked]
+    f = WorstCase(np.zeros(16), np.ones(16), p_a, p_b, sigma=0.5)
+    g = Smoothed(f, 0.5, 3, noise="gaussian", input_range=None, seed=2)
+    own = {} if "one-sided" in asked else {"margin": margin}
+    found = g.certify(np.zeros(16, np.float32), **settings, **own)
+    assert (found.label, found.margin) == (0, margin)
+    assert lead_at(f, found.radius) >= margin
+    truth = margin_radius(1 - p_a, max(p_b, 1 - p_a - p_b), sigma=0.5, margin=margin)
+    step = 0.1 if "grid" in asked else 0.0
+    assert found.radius > 0.4 * truth - step
+    assert f"class 0 leads by at least 0.2 within L2 radius {found.radius:.1f}"[:-1] in repr(found)
+    if asked in ("default", "paper"):
+        plain = g.certify(np.zeros(16, np.float32), **settings)
+        assert plain.margin == 0
+        assert plain.radius > found.radius
+        assert (p_a, p_b) != (0.9, 0.1) or lead_at(f, plain.radius) < margin / 2
+
+
+def test_within_the_radius_of_a_lead_predict_is_not_forced_to_abstain():
+    """Section 3.2.1: near Theorem 1's radius PREDICT abstains at a high rate, within that of a margin it answers."""
+    f = WorstCase(np.zeros(16), np.ones(16), 0.9, 0.1, sigma=0.5)
+    g = Smoothed(f, 0.5, 3, noise="gaussian", input_range=None, seed=5)
+    x, ahead, repeats = np.zeros(16, np.float32), np.full(16, 0.25), 60
+    abstained = {}
+    for margin in (0.0, 0.2):
+        found = g.certify(x, "paper", n_max=50_000, margin=margin)
+        point = (found.radius * ahead).astype(np.float32)
+        answers = g.predict(np.stack([point] * repeats), Predict(), index=range(repeats))
+        assert {answer.label for answer in answers} <= {0, None}
+        abstained[margin] = sum(answer.abstained for answer in answers)
+    answered = [k for k in range(501, 1001) if binomial_p_value(k, 1000) <= 0.001]
+    promised = 1 - binom.pmf(answered, 1000, 0.6).sum()
+    assert promised < 0.002
+    assert binomtest(abstained[0.2], repeats, promised, alternative="greater").pvalue > 1e-4
+    assert abstained[0.0] > 0.5 * repeats
+
+
+def test_a_margin_belongs_to_some_procedures_only():
+    g = Smoothed(LinearClassifier([1.0, 0.0], 1.0), 0.5, 2, noise="gaussian", input_range=None, seed=5)
+    x = np.zeros(2, np.float32)
+    with pytest.raises(ConfigError, match="wide certifies no margin"):
+        g.certify(x, "wide", margin=0.1)
+    with pytest.raises(ConfigError, match="A procedure has its own margin"):
+        g.certify(x, FixedN(n=1000), margin=0.1)
+    with pytest.raises(ConfigError, match="margin"):
+        g.certify(x, margin=1.0)
 
 
 def test_no_step_within_a_certified_radius_changes_a_smoothed_network():

@@ -36,6 +36,15 @@ def check_alpha(alpha: object) -> float:
     return value
 
 
+def check_margin(margin: object) -> float:
+    """Return `margin` as a float if one probability can lead another by that much and a little more."""
+    expected = "in [0, 1)"
+    value = _real("margin", margin, expected)
+    if not (0 <= value < 1):
+        raise ConfigError(f"Expected `margin` {expected}, got {margin!r}.")
+    return value
+
+
 def check_count(name: str, value: object, *, least: int = 1, most: int = MAX_DRAWS) -> int:
     """Return `value` as an int if it is a whole number from `least` to `most`."""
     whole = None if isinstance(value, bool) or not isinstance(value, numbers.Integral) else int(value)

@@ -59,10 +59,9 @@ class Bounds:
     """What a certification procedure concludes about one input.
 
     `q_a_upper` bounds 1 − p_A from above and `p_b_upper` every rival's probability; the failure side is
-    stored because 1 − q loses the digits that large radii are made of. A procedure that bounds only how far apart
-    the two lie gives `separation` instead: ½(Φ⁻¹(p_A) − Φ⁻¹(p_B)) is at least that, for every rival B. One that draws
-    from another noise than the one that smooths gives it too: the two bounds are then on probabilities under the draws'
-    noise, and `separation` is the radius over σ that they entitle to. `label` is
+    stored because 1 − q loses the digits that large radii are made of. `separation`, where it is given, is the
+    certified radius over σ: from a procedure that tests radii and bounds no probabilities; from one that certifies a
+    lead (a margin); and from one whose draws, and bounds, are of another noise than the one that smooths. `label` is
     None when the procedure has no class to claim. `reason` tells why it stopped: "claimed" (all it was asked for),
     "futile" (more draws would not have been worth it) or "budget" (it drew all that it had planned).
     """
@@ -235,7 +234,8 @@ class Certificate(_Result):
     """The smoothed classifier returns `label` everywhere within `radius` of the input, in L2.
 
     With probability at least 1 − `alpha` over the noise, the claim is true. `label` is None and `radius`
-    0.0 when nothing is claimed.
+    0.0 when nothing is claimed. With a `margin`, the class leads every other class by at least that much in probability
+    everywhere within `radius`.
     """
 
     radius: float
@@ -246,16 +246,22 @@ class Certificate(_Result):
         """Read back what `to_dict` wrote."""
         return cls(**{**values, "bounds": Bounds(**values["bounds"]), "stages": _stages(values["stages"])})
 
+    @property
+    def margin(self) -> float:
+        """The lead in probability that the class keeps within the radius; 0.0 for being in the lead."""
+        return float(self.procedure.get("margin", 0.0))
+
     def _reason(self) -> str:
         return self.bounds.reason
 
     def _headline(self) -> str:
         if self.label is None:
             return "abstains, nothing certified"
+        claim = f"leads by at least {exact_decimal(self.margin)}" if self.margin else "certified"
         radius = radius_text(self.radius)
         if radius == NO_RADIUS:
-            return f"class {self.label} certified, {NO_RADIUS}"
-        return f"class {self.label} certified within L2 radius {radius}"
+            return f"class {self.label} {claim}, {NO_RADIUS}"
+        return f"class {self.label} {claim} within L2 radius {radius}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -250,6 +250,7 @@ class Smoothed:
         alpha: float | None = None,
         n_max: int | None = None,
         effort: str | float | None = None,
+        margin: float | None = None,
         index: int | Sequence[int] | None = None,
     ) -> Certificate | list[Certificate]:
         """Certify one input, or each of a batch: a class and the L2 radius within which it cannot change.
@@ -266,10 +267,13 @@ class Smoothed:
             alpha: the failure probability per input, 0.001 by default.
             n_max: the most draws per input, besides the few that plan them; 100,000 by default.
             effort: "quick", "balanced" or "full": how many draws a certificate is worth (see `Grid` and `Planned`).
+            margin: certify the radius within which the class leads every other class by at least this much in
+                probability (Section 3.2.1 of the paper), so that perturbations within it cannot force `predict` to
+                abstain; 0 by default. Not for `Wide`.
             index: names the input in the noise stream, such as its place in a test set; of a batch the first one, or
                 each by a list. By default the name is derived from the content.
         """
-        given = {"alpha": alpha, "n_max": n_max, "effort": effort}
+        given = {"alpha": alpha, "n_max": n_max, "effort": effort, "margin": margin}
         settings = {name: value for name, value in given.items() if value is not None}
         procedure_for = self._certify_procedures(procedure, radii, label, settings)
 
@@ -328,6 +332,8 @@ class Smoothed:
             raise ConfigError(f"Expected a Grid with sigma={self.sigma:g}, got {procedure.sigma:g}.")
         if isinstance(procedure, str):
             check_choice("procedure", procedure, ["paper", "wide"])
+            if procedure == "wide" and "margin" in settings:
+                raise ConfigError("The procedure wide certifies no margin: use the default, the paper's or `radii`.")
             named = FixedN(**_renamed(settings)) if procedure == "paper" else Wide(**settings)
             return lambda *_: named
         if procedure is not None:

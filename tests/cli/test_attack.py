@@ -17,6 +17,8 @@ from smoothcert import runs
 from smoothcert.attacks.on_smoothed import SMOOTHED_ATTACKS
 from smoothcert.cli import COMMANDS, _parse, main
 from smoothcert.records import exact_decimal
+from smoothcert.report.figures.attacks import attack_success
+from smoothcert.report.naming import run_names
 from smoothcert.runs.attack_summary import outcomes, perturbation_norms, summarize_attack, table_radii
 
 SMOOTHED = ["--sigma", SIGMA, "--n-max", "1000", "--procedure", "paper", "--seed", "0", "--batch-size", "250"]
@@ -124,6 +126,28 @@ def test_json_is_the_summary(small, attack, tmp_path, capsys):
     code, shown, _ = call(capsys, "show", tmp_path / "run", "--json")
     assert code == 0
     assert json.loads(shown) == summarize_attack(runs.open(tmp_path / "run"))
+
+
+def test_radii_with_a_margin_are_told_apart(small, place, attack, tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "attacked"
+    words = ["certify", f"{place / 'half_space.py'}:make", place / "half-spaces.npz", *SMOOTHED, "--margin", "0.1"]
+    assert call(capsys, *words, "--out", run)[0] == 0
+    code, shown, _ = attack("--attacks", "paper", "--factor", "1", "--inputs", "3", "--out", out, run=run)
+    assert code == 0
+    assert "R is a radius with a margin: within its radius, a class leads every other class by at least 0.1" in shown
+    found = runs.open(out)
+    assert found.manifest.values["attacked"]["margin"] == summarize_attack(found)["margin"] == 0.1
+    assert call(capsys, "verify", out)[0] == 0
+    figure = attack_success([found])
+    assert any("lead ≥ 0.1, paper" in text.get_text() for text in figure.axes[0].get_legend().get_texts())
+    attack("--attacks", "paper", "--factor", "1", "--inputs", "3", "--out", tmp_path / "plain")
+    plain = runs.open(tmp_path / "plain")
+    assert "margin" not in plain.manifest.values["attacked"]
+    assert summarize_attack(plain)["margin"] == 0
+    assert all(
+        name.endswith("lead ≥ 0.1") == (one is found)
+        for name, one in zip(run_names([found, plain]), [found, plain], strict=True)
+    )
 
 
 def test_one_input_is_shown_with_its_attempts(small, attack, tmp_path, capsys):

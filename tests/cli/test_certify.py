@@ -80,6 +80,28 @@ def test_randomized_bounds_are_recorded_and_verify(capsys, checkpoint, tmp_path)
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("procedure", [[], ["--procedure", "paper"], ["--radii", "0", "0.05"]])
+def test_a_margin_is_certified_shown_and_verified(capsys, checkpoint, tmp_path, procedure):
+    words = ["certify", checkpoint, "digits", *FAST, "--first", "6", *procedure, "--out"]
+    out = tmp_path / "run"
+    assert main([*words, str(out), "--margin", "0.05"]) == 0
+    assert "leads every other class by at least 0.05 in probability" in " ".join(capsys.readouterr().out.split())
+    run = runs.open(out)
+    assert run.manifest.values["procedure"]["margin"] == 0.05
+    certified = [row for row in run.rows if row["radius"] > 0]
+    assert certified
+    assert main(["show", str(out), "--index", str(certified[0]["index"])]) == 0
+    assert "leads by at least 0.05" in capsys.readouterr().out
+    assert main(["show", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["margin"] == 0.05
+    assert main(["verify", str(out), "--again", "3"]) == 0
+    assert main(["export", str(out), "--out", str(tmp_path / "log.tsv")]) == 0
+    captured = capsys.readouterr()
+    assert "does not say that within its radius, a class leads" in " ".join((captured.out + captured.err).split())
+    assert main([*words, str(out), "--resume"]) != 0
+    assert "procedure.margin: 0.05 -> 0.0" in capsys.readouterr().err
+
+
 def test_the_papers_procedure_makes_its_draws(checkpoint, tmp_path):
     assert (
         main(
@@ -193,6 +215,10 @@ def test_unlabelled_inputs_are_certified_without_being_right_or_wrong(capsys, ch
         (["--procedure", "grid"], 2, "`radii`"),
         (["--known-labels"], 2, "`radii`"),
         (["--effort", "-1"], 2, "`effort`"),
+        (["--margin", "1"], 2, "`margin` in [0, 1)"),
+        (["--margin", "-0.1"], 2, "`margin` in [0, 1)"),
+        (["--margin", "0.1", "--procedure", "wide"], 2, "certifies no `margin`"),
+        (["--margin", "0.9", "--n-max", "100"], 2, "with margin=0.9"),
         (["--workers", "0"], 2, "`workers`"),
         (["--timeout", "0"], 2, "`timeout`"),
         (["--chunk", "0"], 2, "`chunk`"),

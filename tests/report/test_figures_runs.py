@@ -235,6 +235,34 @@ def test_a_grid_of_radii_bounds_no_probabilities(votes, tmp_path):
         draw_figure("theorem-accuracy", [Run(tmp_path, votes.manifest, rows)], {})
 
 
+@pytest.mark.parametrize("kind", ["certified-accuracy", "lower-bound", "training-noise", "other-n", "other-alpha"])
+def test_the_axis_says_which_lead_is_certified(kind):
+    options = {"trained": [0.5]} if kind == "training-noise" else {}
+    figure = draw_figure(kind, [made_run("paper-margin", 40)], options)
+    assert figure.axes[0].get_ylabel().endswith("certified accuracy, lead ≥ 0.1 (%)")
+    assert "lead" not in draw_figure(kind, [made_run("paper", 40)], options).axes[0].get_ylabel()
+
+
+def test_runs_with_different_margins_have_their_leads_in_their_names():
+    runs = [made_run("paper", 40), made_run("paper-margin", 40)]
+    figure = draw_figure("certified-accuracy", runs, {})
+    assert [name.endswith("lead ≥ 0.1") for name in lines(figure)] == [False, True]
+    assert figure.axes[0].get_ylabel() == "certified accuracy (%)"
+    with pytest.raises(ConfigError, match="one margin"):
+        draw_figure("training-noise", runs, {"trained": [0.25, 0.5]})
+    with pytest.raises(ConfigError, match="with a margin"):
+        draw_figure("theorem-accuracy", runs[1:], {})
+    assert "lead ≥ 0.1" in draw_figure("class-accuracy", runs[1:], {}).axes[0].get_xlabel()
+
+
+def test_a_projection_to_its_own_settings_has_the_radii_of_its_margin():
+    run = made_run("paper-margin", 40)
+    (own,) = lines(draw_figure("certified-accuracy", [run], {})).values()
+    for kind, options in (("other-n", {"n": [1000]}), ("other-alpha", {"alphas": [0.001]})):
+        (same,) = lines(draw_figure(kind, [run], options)).values()
+        np.testing.assert_allclose(same.get_xydata(), own.get_xydata(), rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("kind", "options"), [("other-n", {"n": [100, 10**6]}), ("other-alpha", {"alphas": [0.1, 1e-5]})]
 )

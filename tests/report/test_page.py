@@ -77,6 +77,19 @@ def test_randomized_bounds_are_said_and_repeated(out):
     assert "--randomized" not in plain
 
 
+@pytest.mark.parametrize("name", ["margin", "paper-margin", "grid-margin"])
+def test_a_margin_is_said_and_repeated(out, name):
+    page = written([made_run(name)], out)
+    assert "σ = 0.5, lead ≥ 0.1" in page.text
+    assert "within its radius, a class leads every other class by at least 0.1 in probability" in page.text
+    assert "certified with a lead of at least 0.1 in probability" in page.text
+    assert "Predictions with enough draws rarely abstain there" in page.text
+    assert "--margin 0.1" in page.text
+    plain = written([made_run("planned")], out).text
+    assert "margin" not in plain.split("Manifest")[0]
+    assert "lead" not in plain.split("Manifest")[0]
+
+
 def test_known_labels_are_said(out):
     run = made_run("grid", known_labels=True)
     assert {row["label"] for row in run.rows} - {row["true"] for row in run.rows} <= {None}

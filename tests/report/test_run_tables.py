@@ -218,6 +218,27 @@ def test_grid_averages_are_compared_between_equal_grids_only():
     assert best([first, made_run("grid", 40, draws=3)]) != []
 
 
+def test_radii_with_and_without_a_margin_are_told_apart_and_not_compared():
+    plain, other, margin = made_run("planned", 40), made_run("planned", 40, draws=1), made_run("margin", 40, draws=1)
+    mixed = run_table([plain, margin], [0.0, 0.25])
+    assert mixed.names[1] == "σ = 0.5, lead ≥ 0.1"
+    assert "lead" not in mixed.names[0]
+    assert not any(column.best for column in mixed.columns)
+    assert any("leads every other class by at least m" in note for note in mixed.notes)
+    assert any("not comparable" in note for note in mixed.notes)
+    alike = run_table([margin, made_run("margin", 40, draws=2)], [0.0, 0.25])
+    assert any(column.best for column in alike.columns)
+    assert all(name.endswith("lead ≥ 0.1") for name in alike.names)
+    assert any("leads every other" in note for note in alike.notes)
+    assert not any("not comparable" in note for note in alike.notes)
+    assert not any("lead" in note for note in run_table([plain, other], [0.0]).notes)
+
+
+def test_a_mean_is_taken_of_runs_with_one_margin_only():
+    runs = [made_run(name, 40, draws=draws) for name, draws in (("planned", 0), ("margin", 1), ("margin", 2))]
+    assert len(run_table(runs, [0.0], group=True).names) == 2
+
+
 def test_unknown_cells_are_dashes_in_every_form_and_empty_in_csv():
     table = run_table(grid_and_plan(), [0.0, 0.1])
     [markdown] = [line for line in as_markdown(table).splitlines() if line.startswith("| Grid")]

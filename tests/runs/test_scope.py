@@ -45,13 +45,16 @@ def claimed_on_unanimous_votes(procedure: Grid) -> float:
 
 @pytest.mark.parametrize("rival", [False, True])
 @pytest.mark.parametrize("label", [None, 0])
-@pytest.mark.parametrize(("n_max", "alpha"), [(200, 0.001), (2_000, 0.001), (2_000, 0.05), (30_000, 1e-6)])
-def test_no_grid_certifies_beyond_its_reach_even_on_unanimous_votes(n_max, alpha, rival, label):
+@pytest.mark.parametrize(
+    ("n_max", "alpha", "margin"),
+    [(200, 0.001, 0.0), (2_000, 0.001, 0.0), (2_000, 0.05, 0.0), (30_000, 1e-6, 0.0), (2_000, 0.001, 0.3)],
+)
+def test_no_grid_certifies_beyond_its_reach_even_on_unanimous_votes(n_max, alpha, margin, rival, label):
     run = made_run("grid", 1, alpha=alpha)
-    settings = {**run.manifest.values["procedure"], "n_max": n_max}
+    settings = {**run.manifest.values["procedure"], "n_max": n_max, "margin": margin}
     reach = largest_possible_radius(Run(run.path, Manifest({**run.manifest.values, "procedure": settings}), run.rows))
-    grid = Grid(radii=(0.0, 0.9 * reach, 1.0001 * reach), sigma=0.5, n_max=n_max, alpha=alpha, rival=rival, label=label)
-    claimed = claimed_on_unanimous_votes(grid)
+    radii, common = (0.0, 0.9 * reach, 1.0001 * reach), {"n_max": n_max, "alpha": alpha, "margin": margin}
+    claimed = claimed_on_unanimous_votes(Grid(radii=radii, sigma=0.5, rival=rival, label=label, **common))
     assert 0 < claimed < 1.0001 * reach
     assert rival or claimed >= 0.9 * reach, "what is called out of reach begins where reach ends"
 

@@ -29,6 +29,7 @@ from smoothcert.runs.settings import AttackSettings, BaseAttackSettings, BoundSe
 from smoothcert.runs.verification import verify_run
 from smoothcert.stats.bounds import randomized_upper
 from smoothcert.stats.procedures import fixed_bounds
+from smoothcert.stats.radii import margin_radius
 from smoothcert.stats.wide import wide_depth
 from smoothcert.training.loop import seeded
 
@@ -44,6 +45,9 @@ SETTINGS = {
     "grid": runs.CertifySettings(**COMMON, radii=(0.0, 0.25, 0.5)),
     "grid, known labels": runs.CertifySettings(**COMMON, radii=(0.0, 0.25), known_labels=True),
     "grid, no rival": runs.CertifySettings(**COMMON, radii=(0.0, 0.25), rival=False),
+    "margin": runs.CertifySettings(**COMMON, margin=0.1),
+    "paper, margin": runs.CertifySettings(**COMMON, procedure="paper", margin=0.1),
+    "grid, margin": runs.CertifySettings(**COMMON, radii=(0.0, 0.25), margin=0.1),
     "sequential": runs.PredictSettings(**COMMON),
     "predict": runs.PredictSettings(**COMMON, procedure="paper"),
 }
@@ -304,6 +308,11 @@ FORGED = {
     "no coin": ("randomized", other_coin(None), None),
     "a coin where none was asked for": ("planned", other_coin(0.5), None),
     "a coin in spite of the manifest": ("randomized", None, set_in_manifest("procedure", "randomized", value=False)),
+    "a margin left out": ("margin", None, set_in_manifest("procedure", "margin", value=0.0)),
+    "a larger margin": ("margin", None, set_in_manifest("procedure", "margin", value=0.11)),
+    "a larger margin of the paper's": ("paper, margin", None, set_in_manifest("procedure", "margin", value=0.11)),
+    "a larger margin of the grid": ("grid, margin", None, set_in_manifest("procedure", "margin", value=0.6)),
+    "a larger radius with a margin": ("margin", more("radius"), None),
     "a better p-value": ("predict", more("p_value", 0.5), None),
     "another answer": ("sequential", other_label, None),
 }
@@ -429,6 +438,31 @@ def test_a_depth_that_no_draws_can_show_is_seen_without_our_formula(copy, monkey
     forge(run, fitting)
     problems = verify_run(run).problems
     assert [one.line for one in problems] == wider
+    assert all("is more than its bounds allow" in one.words for one in problems)
+
+
+@pytest.mark.parametrize("name", ["margin", "paper, margin"])
+@pytest.mark.parametrize("used", [0.0, 0.05])
+def test_a_radius_with_too_small_a_lead_is_seen_without_our_formula(copy, monkeypatch, name, used):
+    run = copy(name)
+    claimed = [line for line, row in enumerate(runs.open(run).rows, start=1) if row["radius"] > 0]
+    assert claimed
+    monkeypatch.setattr(
+        "smoothcert.stats.procedures.margin_radius",
+        lambda q, p, **_: margin_radius(q, p, sigma=1.0, margin=used),
+    )
+
+    def fitting(rows):
+        for row in rows:
+            bounds = row["bounds"]
+            if bounds["label"] is not None:
+                depth = margin_radius(bounds["q_a_upper"], bounds["p_b_upper"], sigma=1.0, margin=used)
+                bounds["separation"], row["radius"] = depth, math.nextafter(0.5 * depth, 0)
+                row["label"] = bounds["label"] if row["radius"] > 0 else None
+
+    forge(run, fitting)
+    problems = verify_run(run).problems
+    assert {one.line for one in problems} >= set(claimed)
     assert all("is more than its bounds allow" in one.words for one in problems)
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from scipy.special import gammaln, ndtr, ndtri, xlogy
 from scipy.stats import binomtest
 
@@ -63,6 +64,61 @@ def test_near_depth_zero_a_heavy_rival_leaves_little_to_fail(s):
 @pytest.mark.parametrize("s", [2, 4, 16])
 def test_at_depth_zero_the_probability_is_no_larger_than_just_above(s):
     assert failure_probability(0.0, s) <= 1 / (1 + s) + 1e-12
+
+
+def check_failure_probability_with_margin(probability, margin):
+    """On the false claim's curve failures are at least as likely as stated everywhere, and at one point just as."""
+    p_b = np.concatenate([ndtr(np.linspace(-12, 12, 20_001)), np.linspace(1e-6, 1 - 1e-6, 20_001)])
+    for z, s in itertools.product((1e-6, 0.01, 0.1, 0.5, 1.0, 2.0, 4.0), (1, *WEIGHTS, 3, 100)):
+        led = np.minimum(margin + ndtr(ndtri(p_b) + z), 1.0)  # where it is 1, the claim is false for every p_A
+        fails = (ndtr(-z - ndtri(led)) + s * p_b) / (1 + s)
+        q = probability(z, s, margin)
+        assert np.all(fails >= q * (1 - 1e-12)), f"z={z}, s={s}, margin={margin}: {q} > {fails.min()}"
+        assert fails.min() <= q * (1 + 1e-4), f"z={z}, s={s}, margin={margin}: {q} gives away {fails.min()}"
+
+
+MARGINS = (1e-9, 1e-3, 0.05, 0.2, 0.5, 0.9)
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+def test_a_false_lead_fails_at_least_as_often_as_stated_and_at_one_point_just_as_often(margin):
+    check_failure_probability_with_margin(failure_probability, margin)
+
+
+def shifted(z, s, margin):
+    """The one-sided shift in depth, taken for the shared tests as well."""
+    return failure_probability(z + float(ndtri((1 + margin) / 2)), s)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        lambda z, s, _: failure_probability(z, s),
+        lambda z, s, margin: failure_probability(z, s, margin / 2),
+        lambda z, s, margin: failure_probability(max(z - float(ndtri((1 + margin) / 2)), 0.0), s),
+        shifted,
+    ],
+    ids=["ignored", "half", "sign flipped", "shifted"],
+)
+def test_a_wrong_treatment_of_the_margin_is_caught(mutant):
+    with pytest.raises(AssertionError, match="margin="):
+        check_failure_probability_with_margin(mutant, 0.2)
+
+
+@pytest.mark.parametrize("z", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("margin", [0.0, *MARGINS])
+def test_one_sided_a_margin_is_a_larger_depth(z, margin):
+    # 2Φ(z_A − z) − 1 ≥ m  ⇔  z_A ≥ z + Φ⁻¹((1 + m)/2).
+    for s in (0, 1):
+        assert failure_probability(z, s, margin) == pytest.approx(ndtr(-z - ndtri((1 + margin) / 2)), rel=1e-9)
+    if margin == 0:
+        assert failure_probability(z, 0, margin) == ndtr(-z)
+
+
+def test_at_depth_zero_a_margin_is_a_lead_at_the_input():
+    for s, margin in itertools.product((2, 16), MARGINS):
+        assert failure_probability(0.0, s, margin) == pytest.approx((1 - margin) / (1 + s))
+        assert failure_probability(1e-9, s, margin) == pytest.approx((1 - margin) / (1 + s), rel=1e-6)
 
 
 def test_the_tested_depth_is_a_hair_more():
@@ -155,12 +211,17 @@ def acceptance_probability(test, p, *, invalid=False):
     return accepted
 
 
-def null_points(z, count=7):
+def edge_of_claim(z, p_b, margin=0.0):
+    """The p_A with which a class leads a rival by just the margin at depth z."""
+    return float(ndtr(z + ndtri(margin + ndtr(ndtri(p_b) + z)))) if margin else float(ndtr(ndtri(p_b) + 2 * z))
+
+
+def null_points(z, count=7, margin=0.0):
     """Probabilities of the class, of a rival on the edge of the claim at depth z, and of two more classes."""
-    edge = float(ndtr(-z))
-    rows = [(float(ndtr(z)), edge, 0.0, 0.0)]
+    edge = float(ndtr(-z + ndtri((1 - margin) / 2)))
+    rows = [(1 - edge, edge, 0.0, 0.0)]
     for p_b in np.concatenate([np.geomspace(1e-4, edge, count)[:-1], np.linspace(0.02, 0.98, count) * edge]):
-        p_a = float(ndtr(ndtri(p_b) + 2 * z))
+        p_a = edge_of_claim(z, p_b, margin)
         rest = max(1 - p_a - p_b, 0.0)
         # The rest in one class and in two; where one of these is more likely than B, the claim is false all the more.
         rows += [(p_a, p_b, rest, 0.0), (p_a, p_b, rest / 2, rest / 2), (p_a, p_b, min(rest, p_b), 0.0)]
@@ -169,10 +230,12 @@ def null_points(z, count=7):
     return p
 
 
-def check_radius_test_is_sound(make, weights=(0, *WEIGHTS), alphas=(0.4, 0.2, 0.1, 0.05), depths=(0.0, 0.5, 1.0)):
+def check_radius_test_is_sound(
+    make, weights=(0, *WEIGHTS), alphas=(0.4, 0.2, 0.1, 0.05), depths=(0.0, 0.5, 1.0), margin=0.0
+):
     """`make(z, weight, alpha, looks, patience)` accepts a false claim with probability at most alpha: exactly."""
     for weight, z in itertools.product(weights, depths):
-        p, known = null_points(z), {}
+        p, known = null_points(z, margin=margin), {}
         for alpha in alphas:
             test = make(z, weight, alpha, LOOKS, 1e9)
             if test.boundary.accept not in known:
@@ -184,6 +247,23 @@ def check_radius_test_is_sound(make, weights=(0, *WEIGHTS), alphas=(0.4, 0.2, 0.
 
 def test_the_test_of_a_radius_accepts_false_claims_with_probability_at_most_alpha():
     check_radius_test_is_sound(make_test)
+
+
+@pytest.mark.parametrize("margin", [0.05, 0.3])
+def test_the_test_of_a_lead_accepts_false_claims_with_probability_at_most_alpha(margin):
+    check_radius_test_is_sound(lambda *settings: make_test(*settings, margin), margin=margin, alphas=(0.4, 0.1))
+
+
+@pytest.mark.parametrize("used", [0.0, 0.15, -0.3], ids=["ignored", "half", "sign flipped"])
+def test_a_test_of_a_smaller_lead_is_caught(used):
+    def make(z, weight, alpha, looks, patience):
+        shift = float(ndtri((1 + used) / 2))
+        return make_test(max(z + shift, 0.0), weight, alpha, looks, patience)
+
+    with pytest.raises(AssertionError, match="accepted with"):
+        check_radius_test_is_sound(make, weights=(0,), margin=0.3)
+    with pytest.raises(AssertionError, match="accepted with"):
+        check_radius_test_is_sound(lambda *settings: make_test(*settings, max(used, 0.0)), weights=(1, 4), margin=0.3)
 
 
 def test_draws_without_an_answer_are_one_more_rival():
@@ -290,11 +370,14 @@ class Simulated:
         weights = np.zeros((len(pilot), len(grid.radii)), int)
         if grid.rival:
             pairs, where = np.unique(self.first_and_rival(pilot, label), axis=0, return_inverse=True)
-            chosen = [[choose_weight(r / grid.sigma, _spread(a, b), 0) for r in grid.radii] for a, b in pairs.tolist()]
+            chosen = [
+                [choose_weight(r / grid.sigma, _spread(a, b), 0, grid.margin) for r in grid.radii]
+                for a, b in pairs.tolist()
+            ]
             weights = np.array(chosen)[where.ravel()]
         patience = effort_value(grid.effort, EFFORTS)
         tests = {
-            (i, s): make_test(grid.radii[i] / grid.sigma, s, grid.alpha, looks, patience)
+            (i, s): make_test(grid.radii[i] / grid.sigma, s, grid.alpha, looks, patience, grid.margin)
             for i in range(len(grid.radii))
             for s in np.unique(weights[:, i]).tolist()
         }
@@ -344,17 +427,21 @@ def _spread(first, rival):
     return Votes((first, rival, *others))
 
 
-def depth_of(p, label):
-    """½(Φ⁻¹(p_A) − Φ⁻¹(p_B)) for the strongest rival."""
-    return (ndtri(p[label]) - ndtri(np.delete(p, label).max())) / 2
+def depth_of(p, label, margin=0.0):
+    """The depth at which the class leads the strongest rival by just the margin; negative if it never does."""
+    a, b = ndtri(p[label]), ndtri(np.delete(p, label).max())
+    if margin == 0:
+        return (a - b) / 2
+    return brentq(lambda z: ndtr(a - z) - ndtr(b + z) - margin, -40, 40, xtol=1e-14)
 
 
-def check_grid_by_simulation(make, p, repeats, seed):
+def check_grid_by_simulation(make, p, repeats, seed, margin=None):
     """False claims, over `repeats` inputs, are no more than alpha allows; a claim on the very edge counts as false."""
     simulated = make()
+    margin = simulated.grid.margin if margin is None else margin
     p = np.asarray(p, float)
     label, claimed = simulated.decide(*simulated.draw(p, repeats, np.random.default_rng(seed)))
-    truth = np.array([depth_of(p, c) for c in range(len(p))])[label]
+    truth = np.array([depth_of(p, c, margin) for c in range(len(p))])[label]
     depth = np.array([-np.inf, *DEPTHS])[claimed]
     false = int((truth < depth + 1e-9).sum()) if np.isfinite(depth).any() else 0
     alpha = simulated.grid.alpha
@@ -363,9 +450,9 @@ def check_grid_by_simulation(make, p, repeats, seed):
     return false
 
 
-def curved(z, p_b, classes):
+def curved(z, p_b, classes, margin=0.0):
     """A class and a rival on the edge of the claim at depth z, the rest spread over further classes."""
-    p_a = float(ndtr(ndtri(p_b) + 2 * z))
+    p_a = edge_of_claim(z, p_b, margin)
     return (p_a, p_b, *[(1 - p_a - p_b) / classes] * classes)
 
 
@@ -403,6 +490,34 @@ def test_the_grid_claims_no_false_radius_more_often_than_alpha(settings):
             lambda: Simulated(Grid(radii=RADII, sigma=SIGMA, effort=1e9, **settings)), p, 3000, seed
         )
     assert total > 0  # the cases do lie where something may go wrong
+
+
+LEAD = 0.2
+LEAD_CASES = {
+    "at the input": (0.6, 0.4),
+    "at the input, with a rest": (0.4, 0.2, *(0.05,) * 8),
+    **{f"one-sided at {z}": (1 - edge, edge) for z in DEPTHS[1:] for edge in [float(ndtr(-z + ndtri((1 - LEAD) / 2)))]},
+    "curved at 0.25": curved(0.25, 0.15, 4, LEAD),
+    "curved at 0.5": curved(0.5, 0.1, 8, LEAD),
+    "curved at 1": curved(1.0, 0.03, 12, LEAD),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"rival": False}, {"label": 0}], ids=["default", "one-sided", "known label"])
+def test_the_grid_claims_no_false_lead_more_often_than_alpha(settings):
+    total = 0
+    for seed, p in enumerate(LEAD_CASES.values()):
+        grid = Grid(radii=RADII, sigma=SIGMA, alpha=0.05, n_max=1000, effort=1e9, margin=LEAD, **settings)
+        total += check_grid_by_simulation(lambda grid=grid: Simulated(grid), p, 3000, seed)
+    assert total > 0  # the cases do lie where something may go wrong
+
+
+@pytest.mark.parametrize("used", [0.0, LEAD / 2], ids=["ignored", "half"])
+@pytest.mark.parametrize("case", ["at the input", "one-sided at 0.5", "curved at 1"])
+def test_a_grid_that_tests_a_smaller_lead_is_caught_by_simulation(case, used):
+    grid = Grid(radii=RADII, sigma=SIGMA, alpha=0.05, n_max=1000, effort=1e9, margin=used)
+    with pytest.raises(AssertionError, match="claims are false"):
+        check_grid_by_simulation(lambda: Simulated(grid), LEAD_CASES[case], 3000, 1, margin=LEAD)
 
 
 @pytest.mark.slow

@@ -116,7 +116,8 @@ def test_a_source_that_gives_another_number_of_votes_is_an_error(given):
 
 
 def test_settings_are_frozen_and_recorded():
-    assert describe(FixedN()) == {"name": "FixedN", "n": 100_000, "n0": 100, "alpha": 0.001, "runner_up": False}
+    common = {"n": 100_000, "n0": 100, "alpha": 0.001, "runner_up": False, "margin": 0.0}
+    assert describe(FixedN()) == {"name": "FixedN", **common}
     assert describe(Predict(n=200)) == {"name": "Predict", "n": 200, "alpha": 0.001}
     with pytest.raises(FrozenInstanceError):
         FixedN().alpha = 0.5

@@ -243,7 +243,10 @@ def test_without_a_margin_it_is_theorem_1(q, p_b):
     assert margin_radius(q, p_b, sigma=0.5) == cohen_radius(q, p_b, sigma=0.5)
 
 
-@pytest.mark.parametrize(("q", "p_b"), [(0.1, None), (0.01, 0.001), (0.3, 0.1), (1e-9, None), (0.6, 0.2)])
+@pytest.mark.parametrize(
+    ("q", "p_b"),
+    [(0.1, None), (0.01, 0.001), (0.3, 0.1), (1e-9, None), (0.6, 0.2), (1e-30, 1e-40), (1e-300, None), (0.05, 1e-300)],
+)
 @pytest.mark.parametrize("margin", [1e-6, 0.01, 0.1, 0.19, 0.5, 0.9])
 def test_the_margin_holds_up_to_the_radius_and_no_further(q, p_b, margin):
     sigma = 0.5
@@ -258,6 +261,23 @@ def test_the_margin_holds_up_to_the_radius_and_no_further(q, p_b, margin):
         assert lead(radius) >= margin
         assert radius <= cohen_radius(q, p_b, sigma=sigma)
     assert lead(radius + 1e-6 * sigma) < margin
+
+
+def test_margin_radii_of_arrays_are_those_of_their_elements():
+    q, p_b = np.array([[0.1], [0.3], [0.5], [1.0]]), np.array([0.01, 0.2, 0.5])
+    found = margin_radius(q, p_b, sigma=0.25, margin=0.15)
+    assert found.shape == (4, 3)
+    for place in np.ndindex(found.shape):
+        assert found[place] == margin_radius(q[place[0], 0], p_b[place[1]], sigma=0.25, margin=0.15)
+    assert (found[0] > 0).all()
+    assert not found[3].any()
+
+
+@pytest.mark.parametrize("q", [0.3, 0.01, 1e-9])
+@pytest.mark.parametrize("margin", [0.01, 0.2, 0.39])
+def test_with_two_classes_a_margin_shortens_the_radius_by_a_constant(q, margin):
+    expected = cohen_radius(q, sigma=0.5) - 0.5 * norm.ppf((1 + margin) / 2)
+    assert margin_radius(q, sigma=0.5, margin=margin) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_larger_margin_never_widens_the_radius():

@@ -18,6 +18,7 @@ from smoothcert.runs.attack_summary import (
     table_radii,
     violations,
 )
+from smoothcert.runs.scope import margin_in_words
 from smoothcert.stats.accuracy import ceil_percent, floor_percent
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ def print_attack(console: Console, run: Run) -> None:
         console.print(_robust_accuracy(run))
         return
     console.print(_success(run))
+    if margin := margin_in_words(run):
+        console.print(
+            f"R is a radius with a margin: {margin}. Without a margin, certified radii are larger, so these shares are "
+            "not comparable with attacks on such radii.",
+            soft_wrap=True,
+        )
     _print_violations(console, run)
 
 

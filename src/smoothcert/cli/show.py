@@ -93,6 +93,7 @@ def _radius(radius: float) -> str:
 
 def print_run(console: Console, run: Run, radii: Sequence[float]) -> None:
     """What was run and what came out of it."""
+    from smoothcert.runs.scope import margin_in_words
     from smoothcert.runs.summary import summarize
 
     if run.attacks:
@@ -112,6 +113,8 @@ def print_run(console: Console, run: Run, radii: Sequence[float]) -> None:
     if run.manifest.kind != "bound":
         table.add_row("smoothing", f"σ = {run.sigma:g}, at most α = {summary['alpha']:g} per input fail")
     table.add_row("procedure", escape(_procedure(values["procedure"])))
+    if margin := margin_in_words(run):
+        table.add_row("margin", margin)
     table.add_row("rows", _progress(summary))
     if run.manifest.kind != "bound":
         table.add_row("draws", _draws(summary))

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from smoothcert.records import exact_decimal
 from smoothcert.runs.directory import Run
+from smoothcert.runs.scope import certified_margin
 
 METHODS = {"lipschitz": "Lipschitz margin", "dual": "dual", "crown": "CROWN", "auto-lirpa": "auto_LiRPA"}
 
@@ -51,7 +53,7 @@ _TRAITS: tuple[Callable[[dict[str, Any]], str], ...] = (
 def run_names(runs: Sequence[Run]) -> list[str]:
     """A short name for each run, by the traits in which they differ; the directory's where these do not suffice.
 
-    One run alone goes by its noise level.
+    One run alone goes by its noise level. A margin is always told, because radii with it mean something else.
     """
     rows = [[trait(run.manifest.values) for trait in _TRAITS] for run in runs]
     # The second trait, the noise level, is what a run goes by when nothing else can be said.
@@ -60,9 +62,20 @@ def run_names(runs: Sequence[Run]) -> list[str]:
         number for number in range(len(_TRAITS)) if len({row[number] for row in (rows if number < 2 else smoothed)}) > 1
     ] or [1]
     names = [", ".join(filter(None, (row[number] for number in telling))) or row[1] for row in rows]
+    names = _with_margins(names, runs)
     if len(set(names)) == len(names):
         return names
-    return _places([run.path for run in runs])
+    return _with_margins(_places([run.path for run in runs]), runs)
+
+
+def _with_margins(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    return [f"{name}{lead_text(run, before=', ')}" for name, run in zip(names, runs, strict=True)]
+
+
+def lead_text(run: Run, *, before: str = "") -> str:
+    """The lead that radii of a run are certified with, such as "lead ≥ 0.1"; empty where there is no margin."""
+    margin = certified_margin(run)
+    return f"{before}lead ≥ {exact_decimal(margin)}" if margin else ""
 
 
 def _places(paths: Sequence[Path]) -> list[str]:

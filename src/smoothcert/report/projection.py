@@ -17,7 +17,7 @@ from smoothcert.errors import ConfigError
 from smoothcert.records import Certificate
 from smoothcert.runs.directory import Run
 from smoothcert.stats.bounds import clopper_pearson_upper
-from smoothcert.stats.radii import cohen_radius
+from smoothcert.stats.radii import cohen_radius, margin_radius
 
 _MOST_DRAWS = 10**9  # products of two such numbers fit into int64
 _PROCEDURES = ("FixedN", "Planned")  # the last draws are a fixed number of fresh ones
@@ -107,12 +107,18 @@ def _closest_votes(radii: Floats, n: int, alpha: float, sigma: float) -> Counts:
 
 
 def projected_radii(
-    votes: SettledVotes, *, sigma: float, alpha: float, n: int | None = None, runner_up: bool = False
+    votes: SettledVotes,
+    *,
+    sigma: float,
+    alpha: float,
+    n: int | None = None,
+    runner_up: bool = False,
+    margin: float = 0.0,
 ) -> Floats:
     """The radius of each input as CERTIFY would find it at `alpha`, were there `n` draws with the same shares of votes.
 
     Shares that do not come out even are rounded to the weak side. Without `n` the votes are taken as they are. With
-    `runner_up` half of alpha bounds the rival, as in `FixedN`.
+    `runner_up` half of alpha bounds the rival, as in `FixedN`, and with a `margin` radii are those of `margin_radius`.
     """
     check_alpha(alpha)
     settled = votes.n > 0
@@ -124,7 +130,7 @@ def projected_radii(
     p_b = None
     if runner_up and votes.rival is not None:
         p_b = clopper_pearson_upper(-(-votes.rival * total // drawn), total, level)
-    return np.where(settled, cohen_radius(q_a, p_b, sigma=sigma), 0.0)
+    return np.where(settled, margin_radius(q_a, p_b, sigma=sigma, margin=margin), 0.0)
 
 
 def bounds_rival(run: Run) -> bool:

@@ -11,7 +11,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from smoothcert.report.naming import run_names
 from smoothcert.report.tables import best_per_column
 from smoothcert.runs.directory import Run
 from smoothcert.runs.journal import Row
-from smoothcert.runs.scope import inputs_in_words, is_decided, radii_tested
+from smoothcert.runs.scope import certified_margin, inputs_in_words, is_decided, radii_tested
 from smoothcert.runs.summary import default_radii
 from smoothcert.stats.accuracy import (
     are_correct,
@@ -118,6 +118,8 @@ def run_table(
     """
     rows = _measure_rows(runs, radii, group=group, lower_bound=lower_bound, bound=bound)
     columns = _columns(rows.radii, rows.values, rows.tested)
+    if len({certified_margin(run) for run in runs}) > 1:
+        columns = [replace(column, compared=False) for column in columns]
     notes = _notes(runs, lower_bound, bound, f"ACR: average certified radius; abst.: abstained; {_STANDARD}")
     if any(grid is not None for grid in rows.tested):
         notes.append(
@@ -145,6 +147,8 @@ def best_table(
     the k runs gets its part ρ/k, so that the bound shown holds with probability 1 − ρ though the best run was chosen
     by the same votes.
     """
+    if len({certified_margin(run) for run in runs}) > 1:
+        raise ConfigError("Expected runs with the same margin: radii with different leads are not comparable.")
     rows = _measure_rows(runs, radii, group=group, lower_bound=lower_bound, bound=bound, choices=True)
     certified, standard = rows.values[:, : len(rows.radii)], rows.values[:, -1]
     chosen = [_best_row(accuracies, standard) for accuracies in certified.T]
@@ -326,6 +330,14 @@ def _notes(runs: Sequence[Run], rho: float | None, bound: str, legend: str) -> l
         f"{', '.join(f'{alpha:g}' for alpha in alphas)}. {legend}",
         *_selections(runs),
     ]
+    margins = {certified_margin(run) for run in runs}
+    if max(margins) > 0:
+        notes.append(
+            "lead ≥ m: within the radius, the class leads every other class by at least m in probability, which is a "
+            "stronger claim than being in the lead."
+        )
+    if len(margins) > 1:
+        notes.append("Radii with different leads are not comparable: no row is the best.")
     if rho is not None:
         notes.append(
             f"Accuracies are lower bounds ({bound}) on the share of these inputs that are classified correctly "

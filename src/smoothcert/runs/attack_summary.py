@@ -14,6 +14,7 @@ from smoothcert.checks import check_choice
 from smoothcert.errors import ConfigError
 from smoothcert.runs.directory import Run
 from smoothcert.runs.journal import Row
+from smoothcert.runs.scope import certified_margin
 from smoothcert.stats.bounds import clopper_pearson_lower, clopper_pearson_upper
 
 _STEPS = 7
@@ -155,7 +156,12 @@ def summarize_attack(run: Run) -> dict[str, Any]:
         for one in outcomes(run)
     ]
     inputs = sorted({one.index for one in violations(run)})
-    return summary | {"outcomes": found, "violated": inputs, "expected_violations": expected_violations(run)}
+    return summary | {
+        "margin": certified_margin(run),
+        "outcomes": found,
+        "violated": inputs,
+        "expected_violations": expected_violations(run),
+    }
 
 
 def _attempts(run: Run) -> Iterator[tuple[Row, Row]]:

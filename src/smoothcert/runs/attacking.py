@@ -32,6 +32,7 @@ from smoothcert.runs.directory import Run, Writer
 from smoothcert.runs.driver import Job, OnRows, OnStart, drive, first_readable, shared_values
 from smoothcert.runs.manifest import Manifest
 from smoothcert.runs.rows import Row, result_row
+from smoothcert.runs.scope import certified_margin
 from smoothcert.runs.settings import AttackSettings, BaseAttackSettings
 from smoothcert.runs.work import OnDraws, Task, Worker
 from smoothcert.sampling import Plan, pick_device, worker_pool
@@ -274,13 +275,20 @@ def _job(
         "attacks": list(task.attacks),
         "factors": list(task.factors),
         "clip": settings.clip,
-        "attacked": {"run": attacked.manifest.run_id, "alpha": values["alpha"], "source": str(attacked.path)},
+        "attacked": _attacked(attacked),
         "key": key,
         "seed": old["seed"] if old and settings.seed is None else settings.seed,
     }
     indices = sorted(certificates)
     shared = shared_values(classifier, task.num_classes, data, indices, 1, device, settings)
     return Job(task, classifier, data, indices, 1, Manifest({**shared, **described}), settings)
+
+
+def _attacked(run: Run) -> dict[str, Any]:
+    """Which run is attacked; a margin is recorded because its radii are smaller than those of the class alone."""
+    values = {"run": run.manifest.run_id, "alpha": run.manifest.values["alpha"], "source": str(run.path)}
+    margin = certified_margin(run)
+    return {**values, "margin": margin} if margin else values
 
 
 # The base classifier

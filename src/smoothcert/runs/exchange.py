@@ -23,6 +23,7 @@ from smoothcert.records import exact_decimal, radius_text
 from smoothcert.runs.directory import ROWS, TIMES, Run, Writer
 from smoothcert.runs.journal import Row, as_bytes, write_once
 from smoothcert.runs.manifest import FILE, FORMAT, Manifest
+from smoothcert.runs.scope import margin_in_words
 
 Format = Literal["tsv", "csv", "parquet"]
 Times = dict[int, float]
@@ -97,6 +98,8 @@ def _notices(run: Run, name: Format) -> Iterator[str]:
         yield run.notice
     if not run.complete:
         yield f"the run is not complete: {len(run.rows):,} of {total:,} inputs were exported"
+    if margin := margin_in_words(run):
+        yield f"the file does not say that {margin}"
     if run.errors and name == "tsv":
         yield f"{len(run.errors):,} of {len(run.rows):,} inputs failed; the log has them as abstentions"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smoothcert.records import exact_decimal
 from smoothcert.runs.directory import Run
-from smoothcert.stats.radii import max_radius
+from smoothcert.stats.bounds import clopper_pearson_upper
+from smoothcert.stats.radii import margin_radius
 
 _ROUNDING = 1e-9  # relative, far above the rounding of a radius
 
@@ -33,11 +35,30 @@ def largest_possible_radius(run: Run) -> float:
 
     A test of radius σz that can accept at all accepts when no draw fails. If the claim is false by a hair and only two
     classes occur, a draw fails with probability Φ(−z), whether or not the rival's votes are counted, so the test
-    accepts with probability Φ(z)ⁿ or more. That must be at most its level: α, or α/2 with the rival's votes.
+    accepts with probability Φ(z)ⁿ or more. That must be at most its level: α, or α/2 with the rival's votes. A margin
+    m adds Φ⁻¹((1 + m)/2) to z.
     """
     values = run.manifest.values
-    most = max_radius(values["procedure"]["n_max"], values["alpha"], run.sigma)
-    return most * (1 + _ROUNDING)
+    unanimous = clopper_pearson_upper(0, values["procedure"]["n_max"], values["alpha"])
+    return float(margin_radius(unanimous, sigma=run.sigma, margin=certified_margin(run))) * (1 + _ROUNDING)
+
+
+# Margins
+
+
+def certified_margin(run: Run) -> float:
+    """The lead in probability that the class keeps within the run's radii; of an attack, within those it attacks."""
+    values = run.manifest.values
+    claim = values["attacked"] if run.manifest.kind == "attack" else values["procedure"]
+    return float(claim.get("margin", 0.0))
+
+
+def margin_in_words(run: Run) -> str:
+    """What the radii of a run with a margin mean; empty for a run without one."""
+    margin = certified_margin(run)
+    if margin == 0:
+        return ""
+    return f"within its radius, a class leads every other class by at least {exact_decimal(margin)} in probability"
 
 
 # Inputs

@@ -125,6 +125,9 @@ class CertifySettings(RunSettings):
     randomized: bool = False
     """For planned and wide: bounds that a random number sharpens, at the same alpha; they certify more where votes
     are nearly unanimous, and follow from the votes and that number, which is recorded."""
+    margin: float = 0.0
+    """Certify the radius within which the class leads every other class by at least this much in probability (from 0 to
+    below 1), so that perturbations cannot force predictions to abstain. For planned, grid and paper."""
     width: OptionalFloat = None
     """For wide: the draws' noise over the smoothing's; by default one that suits unanimous votes."""
     known_labels: bool = False
@@ -146,15 +149,17 @@ class CertifySettings(RunSettings):
             raise ConfigError("A `width` is for the procedure wide, and for no other.")
         if self.randomized and name not in ("planned", "wide"):
             raise ConfigError(f"Only the procedures planned and wide can be `randomized`, got {name}.")
+        if self.margin != 0 and name == "wide":
+            raise ConfigError("The procedure wide certifies no `margin`: use planned, grid or paper.")
         if name == "paper":
-            return FixedN(alpha=self.alpha, n=self.n_max)
+            return FixedN(alpha=self.alpha, n=self.n_max, margin=self.margin)
         common: dict[str, Any] = {"alpha": self.alpha, "n_max": self.n_max, "effort": self.effort, "rival": self.rival}
         if name == "planned":
-            return Planned(randomized=self.randomized, **common)
+            return Planned(randomized=self.randomized, margin=self.margin, **common)
         if name == "wide":
             return Wide(width=self.width, randomized=self.randomized, **common)
         radii = tuple(float(radius) for radius in self.radii)
-        return Grid(radii=radii, sigma=self.sigma, **common)
+        return Grid(radii=radii, sigma=self.sigma, margin=self.margin, **common)
 
     @property
     def kind(self) -> str:

@@ -25,7 +25,7 @@ from smoothcert.runs.settings import RunSettings
 from smoothcert.runs.work import OnDraws, Task, Worker
 from smoothcert.sampling import Plan, worker_count
 from smoothcert.smoothed import Smoothed
-from smoothcert.stats.procedures import FixedN, Predict, Procedure, describe
+from smoothcert.stats.procedures import FixedN, Predict, Procedure, describe, known_settings
 from smoothcert.streams import STREAM_NAMING, make_key
 
 _CHUNK_SECONDS = 2.0
@@ -182,6 +182,8 @@ def _job(
         naming=STREAM_NAMING if old is None else recorded_naming(old),
     )
     described = _describe(task, settings)
+    if old is not None:
+        described["procedure"] = known_settings(task.procedure, old["procedure"])
     if old and settings.seed is None:
         described["seed"] = old["seed"]  # as its key is the run's
     values = shared_values(classifier, classes, data, indices, chunk, task.device, settings)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothcert.runs.directory import Run
-from smoothcert.runs.scope import inputs_in_words, is_decided, radii_tested
+from smoothcert.runs.scope import certified_margin, inputs_in_words, is_decided, radii_tested
 from smoothcert.stats.accuracy import average_certified_radius, certified_accuracy
 
 _STEPS = 8
@@ -29,7 +29,8 @@ def summarize(run: Run, radii: Sequence[float]) -> dict[str, Any]:
     """Counts, draws and, for a run that certifies, certified accuracy at `radii`; shares are of all rows.
 
     A grid run knows nothing about radii that it did not test: their certified accuracy is None. Its average radius is
-    that of the largest tested radius per input, a lower bound; `tested_radii` says so.
+    that of the largest tested radius per input, a lower bound; `tested_radii` says so. `margin` is the lead in
+    probability that the class keeps within the radius.
     """
     table = run.table()
     rows = len(run.rows)
@@ -58,5 +59,6 @@ def summarize(run: Run, radii: Sequence[float]) -> dict[str, Any]:
             share if is_decided(run, radius) else None for radius, share in zip(radii, shares, strict=True)
         ]
         summary["tested_radii"] = radii_tested(run)
+        summary["margin"] = certified_margin(run)
         summary["average_radius"] = average_certified_radius(table["radius"], counted)
     return summary

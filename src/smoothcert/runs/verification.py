@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import scipy
-from scipy.special import bdtr, ndtri
+from scipy.special import bdtr, ndtr, ndtri
 
 from smoothcert.errors import ConfigError, InputError, SmoothcertError
 from smoothcert.noise import NOISES
@@ -296,7 +296,8 @@ def _other_arithmetic(result: Certificate, bounds: Bounds, radius: float) -> Ite
     """The bound and the radius by other formulas than the ones they were made with."""
     depth = bounds.separation
     wide = depth is not None and result.procedure["name"] == Wide.__name__
-    if depth is None or wide:
+    tests_radii = result.procedure["name"] == Grid.__name__
+    if not tests_radii:
         votes = result.stages[-1]
         failures = votes.n - votes.counts[bounds.label]
         if _tail(votes, failures, bounds.q_a_upper) > result.alpha * (1 + _SLACK):
@@ -304,6 +305,8 @@ def _other_arithmetic(result: Certificate, bounds: Bounds, radius: float) -> Ite
     if depth is None:
         depth = -(ndtri(bounds.q_a_upper) + ndtri(bounds.p_b_upper)) / 2
     too_deep = wide and _cones(bounds, depth, result.procedure["dimension"] - 1) > 1 + _SLACK
+    if result.margin and not tests_radii:
+        too_deep = depth > _largest_depth(bounds, depth, result.margin) + _SLACK
     if too_deep or radius > result.sigma * depth * (1 + _SLACK):
         yield f"its radius {radius!r} is more than its bounds allow"
 
@@ -313,6 +316,12 @@ def _tail(votes: Votes, failures: int, q: float) -> float:
     at_most = float(bdtr(failures, votes.n, q))
     fewer = float(bdtr(failures - 1, votes.n, q)) if failures else 0.0
     return at_most if votes.coin is None else fewer + votes.coin * (at_most - fewer)
+
+
+def _largest_depth(bounds: Bounds, depth: float, margin: float) -> float:
+    """How far A can be pushed down until it leads by the margin a rival that `depth` has pushed up."""
+    rival = ndtr(ndtri(bounds.p_b_upper) + depth)
+    return float(-ndtri(bounds.q_a_upper) - ndtri(min(rival + margin, 1.0)))
 
 
 def _cones(bounds: Bounds, depth: float, freedom: int) -> float:

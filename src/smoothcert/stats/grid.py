@@ -1,15 +1,17 @@
 """Certification at a grid of radii with few draws: exact group-sequential tests, one per radius.
 
-The claim at radius r = σz is that ½(Φ⁻¹(p_A) − Φ⁻¹(p_B)) ≥ z for every rival B. Each test counts draws as successes or
-failures such that, were the claim false, failures would have at least a known probability q:
+The claim at radius r = σz is that ½(Φ⁻¹(p_A) − Φ⁻¹(p_B)) ≥ z for every rival B; with a margin m it is that
+Φ(Φ⁻¹(p_A) − z) − Φ(Φ⁻¹(p_B) + z) ≥ m, which is the same for m = 0. Each test counts draws as successes or failures such
+that, were the claim false, failures would have at least a known probability q:
 
-- one-sided: votes for A succeed. If the claim is false, p_A ≤ Φ(z), so q = Φ(−z).
+- one-sided: votes for A succeed. If the claim is false, p_A ≤ Φ(z + d) with d = Φ⁻¹((1 + m)/2), so q = Φ(−z − d).
 - shared, with weight s ≥ 1: votes for A succeed, votes for the strongest rival fail, and of the rest a share
-  s/(1+s) succeeds, rounded down. For the false claim's curve p_A = Φ(Φ⁻¹(p_B) + 2z) is concave in p_B, so it lies below
-  its tangent of slope s, p_A − s·p_B ≤ c; and if a coin with that share decided each vote of the rest, failures would
-  be independent with probability q_s(z) = [Φ(t − z) + s·Φ(−t − z)]/(1 + s), t = ln(s)/2z, or more. Taking the rounded
-  down share instead of the coin at most doubles the chance to accept: at the moment of accepting, the coin's count is
-  at least as large with probability 1/2 or more. So this test is run at alpha/2.
+  s/(1+s) succeeds, rounded down. The false claim's curve p_A = Φ(z + Φ⁻¹(m + Φ(Φ⁻¹(p_B) + z))) is concave in p_B, so it
+  lies below its tangent of slope s, p_A − s·p_B ≤ c; and if a coin with that share decided each vote of the rest,
+  failures would be independent with probability q_s = [Φ(−z − w) + s·Φ(u − z)]/(1 + s) or more, where Φ(w) = m + Φ(u)
+  and u + w = −ln(s)/z. Taking the rounded down share instead of the coin at most doubles the chance to accept: at the
+  moment of accepting, the coin's count is at least as large with probability 1/2 or more. So this test is run at
+  alpha/2.
 
 docs/theory.md has the proofs.
 """
@@ -19,11 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
-from smoothcert.checks import check_alpha, check_choice, check_count, check_sigma
+from smoothcert.checks import check_alpha, check_choice, check_count, check_margin, check_sigma
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.records import Bounds, Votes
 from smoothcert.stats.boundaries import FIRST_LOOK, Boundary, look_schedule
@@ -39,14 +42,40 @@ WEIGHTS = (1, 2, 4, 8, 16)
 _STEP = 1e-12
 
 
-def failure_probability(z: float, weight: int) -> float:
+@lru_cache(maxsize=4096)
+def failure_probability(z: float, weight: int, margin: float = 0.0) -> float:
     """The least probability of failure if the claim at depth z is false; weight 0 is the one-sided test."""
     if weight <= 1:
-        return float(ndtr(-z))
-    if z == 0:  # the tangent of slope 1 is the curve itself; of any other slope it touches at p_B = 0
-        return 1 / (1 + weight)
-    t = math.log(weight) / (2 * z)
-    return float((ndtr(t - z) + weight * ndtr(-t - z)) / (1 + weight))
+        return float(ndtr(-z - margin_depth(margin)))
+    if z == 0:  # the curve is a line of slope 1; a tangent of any other slope touches it at p_B = 0
+        return (1 - margin) / (1 + weight)
+    u, w = _touching_point(math.log(weight) / z, margin)
+    return float((ndtr(-z - w) + weight * ndtr(u - z)) / (1 + weight))
+
+
+def margin_depth(margin: float) -> float:
+    """The depth Φ⁻¹((1 + margin)/2) at which one of two classes leads by the margin."""
+    return -float(ndtri((1 - margin) / 2))
+
+
+def _touching_point(total: float, margin: float) -> tuple[float, float]:
+    """The u and w with u + w = −total and Φ(w) = margin + Φ(u), for a total above 0.
+
+    An error in u changes the probability of failure in second order only, since it is least there.
+    """
+    if margin == 0:
+        return -total / 2, -total / 2
+
+    def above(u: float) -> float:
+        # For total > 0, Φ(u) is below (1 − margin)/2, so the difference loses no digits.
+        return -float(ndtri((1 - margin) - ndtr(u)))
+
+    # u + w grows with u; it is 0 at the upper end and, as w grows too, at most −total at the lower one.
+    high = -margin_depth(margin)
+    low = high - total
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if middle + above(middle) < -total else (low, middle)
+    return low, above(low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +120,20 @@ def _patience_factor(z: float) -> float:
     return (0.5 if z < 0.25 else 1.0) * (1 + 5 * min(max((z - 1.5) / 1.5, 0.0), 1.0))
 
 
-def make_test(z: float, weight: int, alpha: float, looks: tuple[int, ...], patience: float) -> RadiusTest:
+def make_test(
+    z: float, weight: int, alpha: float, looks: tuple[int, ...], patience: float, margin: float = 0.0
+) -> RadiusTest:
     """The test at depth z; alpha is halved for the shared ones."""
     level = alpha if weight == 0 else alpha / 2
     z = tested_depth(z)
-    patience *= _patience_factor(z)
+    patience *= _patience_factor(z + margin_depth(margin))
     # A smaller q makes the claim stronger: this covers the rounding of q itself. Where q is 0 in floating point, 1e-300
     # is as far beyond the reach of any number of draws.
-    q = max(failure_probability(z, weight) * (1 - _STEP), 1e-300)
+    q = max(failure_probability(z, weight, margin) * (1 - _STEP), 1e-300)
     return RadiusTest(weight, boundary(q, level, looks, patience))
 
 
-def choose_weight(z: float, votes: Votes, label: int) -> int:
+def choose_weight(z: float, votes: Votes, label: int, margin: float = 0.0) -> int:
     """The weight whose test should need the fewest draws, judged by a pilot's votes."""
     n = votes.n + 1
     p_a = (votes.counts[label] + 0.5) / n
@@ -114,7 +145,7 @@ def choose_weight(z: float, votes: Votes, label: int) -> int:
         mean = p_a * gain - p_b * loss
         spread = math.sqrt(max(p_a * gain**2 + p_b * loss**2 - mean**2, 1e-4))
         # Levels alpha and alpha/2 lie about 3.1 and 3.3 standard deviations out.
-        return (mean + share - 1 + failure_probability(z, weight)) / spread / (3.3 if weight else 3.1)
+        return (mean + share - 1 + failure_probability(z, weight, margin)) / spread / (3.3 if weight else 3.1)
 
     return max((0, 1) if z == 0 else (0, *WEIGHTS), key=score)
 
@@ -136,6 +167,7 @@ class Grid:
         label: the class to test, where it is known (to evaluate a test set); by default the pilot's leader.
         rival: use the strongest rival's votes as well, radius by radius where the pilot finds it worth its price.
         effort: "quick", "balanced" or "full", or how many draws one more certified radius is worth.
+        margin: a radius holds if, within it, the class leads every other class by at least this much in probability.
     """
 
     radii: tuple[float, ...]
@@ -145,6 +177,7 @@ class Grid:
     label: int | None = None
     rival: bool = True
     effort: str | float = "balanced"
+    margin: float = 0.0
 
     def __post_init__(self) -> None:
         # Plain Python numbers from here on, whatever kind came: they are written to files and keep float64's digits.
@@ -152,6 +185,7 @@ class Grid:
             "radii": _check_radii(self.radii),
             "sigma": check_sigma(self.sigma),
             "alpha": check_alpha(self.alpha),
+            "margin": check_margin(self.margin),
         }
         settings["n_max"] = check_count("n_max", self.n_max, least=FIRST_LOOK)
         if self.label is not None:
@@ -170,10 +204,10 @@ class Grid:
                 return Bounds(None, reason="futile")
             _check_class(label, pilot)
             if self.rival:
-                weights = [choose_weight(radius / self.sigma, pilot, label) for radius in self.radii]
+                weights = [choose_weight(radius / self.sigma, pilot, label, self.margin) for radius in self.radii]
         looks, patience = look_schedule(self.n_max), effort_value(self.effort, EFFORTS)
         tests = [
-            make_test(radius / self.sigma, weight, self.alpha, looks, patience)
+            make_test(radius / self.sigma, weight, self.alpha, looks, patience, self.margin)
             for radius, weight in zip(self.radii, weights, strict=True)
         ]
         accepted = [False] * len(tests)

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv, ndtri
 
-from smoothcert.checks import check_alpha, check_count
+from smoothcert.checks import check_alpha, check_count, check_margin
 from smoothcert.records import Bounds, Votes
 from smoothcert.stats.bounds import clopper_pearson_upper
 from smoothcert.stats.grid import effort_value
 from smoothcert.stats.procedures import Draws, check_enough_draws, fixed_bounds
+from smoothcert.stats.radii import margin_radius
 
 PILOTS = (100, 1_000)
 EFFORTS = {"quick": 3.05e-6, "balanced": 2e-6, "full": 2e-7}
@@ -59,6 +60,8 @@ class Planned:
         rival: bound the strongest rival as well (`FixedN`'s runner_up) where the pilot finds that better.
         effort: "quick", "balanced" or "full", or the radius, in units of sigma, that one more draw must promise.
         randomized: take the bound that a random number sharpens (`randomized_upper`); plans are made without it.
+        margin: certify the radius within which the class leads every other class by at least this much in probability
+            (`margin_radius`). Plans are made for that radius.
     """
 
     alpha: float = 0.001
@@ -66,11 +69,13 @@ class Planned:
     rival: bool = True
     effort: str | float = "balanced"
     randomized: bool = False
+    margin: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("n_max", self.n_max)
         check_alpha(self.alpha)
-        check_enough_draws(self.n_max, self.alpha)
+        check_margin(self.margin)
+        check_enough_draws(self.n_max, self.alpha, margin=self.margin)
         effort_value(self.effort, EFFORTS)
 
     def __call__(self) -> Generator[int, Votes, Bounds]:
@@ -83,7 +88,7 @@ class Planned:
     def certified(self, settled: Settled) -> Generator[int, Votes, Bounds]:
         """Ask for the draws that count; the bounds that they give."""
         votes = yield Draws(settled.n, coin=self.randomized)
-        return fixed_bounds(votes, settled.label, self.alpha, runner_up=settled.runner_up)
+        return fixed_bounds(votes, settled.label, self.alpha, runner_up=settled.runner_up, margin=self.margin)
 
     def pilots(self) -> Generator[int, Votes, Settled | None]:
         """Ask for the pilots, and settle what they are for; None if there is no hope."""
@@ -108,7 +113,8 @@ class Planned:
         price = effort_value(self.effort, EFFORTS)
         best, choice = 0.0, _Choice(0, runner_up=False)
         for runner_up in (False, True) if self.rival else (False,):
-            worth = _promise(p_a, p_b, counts, self.alpha, runner_up=runner_up) - price * counts
+            depths = _promise(p_a, p_b, counts, self.alpha, runner_up=runner_up, margin=self.margin)
+            worth = depths - price * counts
             top = int(worth.argmax())
             if worth[top] > best:
                 best, choice = float(worth[top]), _Choice(int(counts[top]), runner_up)
@@ -120,7 +126,7 @@ class Planned:
 
 
 def _promise(
-    p_a: float, p_b: float, n: npt.NDArray[np.int64], alpha: float, *, runner_up: bool
+    p_a: float, p_b: float, n: npt.NDArray[np.int64], alpha: float, *, runner_up: bool, margin: float
 ) -> npt.NDArray[np.float64]:
     """The depth (radius/σ) that n draws should certify if their votes fell as p_a and p_b say; 0 for none."""
     level = alpha / 2 if runner_up else alpha
@@ -131,5 +137,5 @@ def _promise(
         if runner_up
         else q
     )
-    depth = -(ndtri(q) + ndtri(p)) / 2
+    depth = np.asarray(margin_radius(q, p, sigma=1.0, margin=margin)) if margin else -(ndtri(q) + ndtri(p)) / 2
     return np.where(np.isfinite(depth) & (depth > 0), depth, -math.inf)

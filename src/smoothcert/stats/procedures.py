@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 import math
 import numbers
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from scipy.special import ndtr, ndtri
 
-from smoothcert.checks import check_alpha, check_count
+from smoothcert.checks import check_alpha, check_count, check_margin
 from smoothcert.errors import ConfigError
 from smoothcert.records import Bounds, Decision, Votes
 from smoothcert.stats.bounds import binomial_p_value, clopper_pearson_upper, randomized_upper
+from smoothcert.stats.radii import margin_radius
 
 Conclusion = TypeVar("Conclusion", covariant=True)
 
@@ -116,10 +117,24 @@ def question(procedure: Procedure[Any]) -> str:
     for a run made before.
     """
     described = describe(procedure)
-    for field in fields(procedure):  # type: ignore[arg-type]
-        if field.default is not MISSING and described[field.name] == _plain(field.default):
-            del described[field.name]
+    for name in _at_default(procedure):
+        del described[name]
     return json.dumps(described, sort_keys=True)
+
+
+def known_settings(procedure: Procedure[Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """A procedure's name and settings, less those at their defaults that an older record does not have."""
+    unknown = {name for name in _at_default(procedure) if name not in recorded}
+    return {name: value for name, value in describe(procedure).items() if name not in unknown}
+
+
+def _at_default(procedure: Procedure[Any]) -> list[str]:
+    described = describe(procedure)
+    return [
+        field.name
+        for field in fields(procedure)  # type: ignore[arg-type]
+        if field.default is not MISSING and described[field.name] == _plain(field.default)
+    ]
 
 
 def _plain(value: Any) -> Any:
@@ -131,22 +146,24 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def check_enough_draws(n: int, alpha: float, *, runner_up: bool = False) -> None:
-    """Refuse a number of draws with which not even a unanimous vote is certified: α^(1/n) > 1/2 is needed."""
+def check_enough_draws(n: int, alpha: float, *, runner_up: bool = False, margin: float = 0.0) -> None:
+    """Refuse a number of draws that cannot certify even a unanimous vote: α^(1/n) > (1 + margin)/2 is needed."""
     level = alpha / 2 if runner_up else alpha
-    _check_draws(n, alpha, math.floor(math.log(level) / math.log(0.5)) + 1)
+    least = math.floor(math.log(level) / math.log1p(-(1 - margin) / 2)) + 1
+    _check_draws(n, alpha, least, f" with margin={margin:g}" if margin else "")
 
 
-def _check_draws(n: int, alpha: float, least: int) -> None:
+def _check_draws(n: int, alpha: float, least: int, claim: str = "") -> None:
     if n < least:
-        raise ConfigError(f"n={n} can never certify at alpha={alpha:g}; need n>={least}.")
+        raise ConfigError(f"n={n} can never certify{claim} at alpha={alpha:g}; need n>={least}.")
 
 
-def fixed_bounds(votes: Votes, label: int, alpha: float, *, runner_up: bool) -> Bounds:
+def fixed_bounds(votes: Votes, label: int, alpha: float, *, runner_up: bool, margin: float = 0.0) -> Bounds:
     """Bounds for a class that was settled before these votes were drawn, as was whether the rival is bounded too.
 
     With probability at least 1 − alpha, they hold. Votes that come with a coin have the bounds that it sharpens; one
-    coin does for both, as each of the two bounds by itself holds with probability 1 − alpha/2.
+    coin does for both, as each of the two bounds by itself holds with probability 1 − alpha/2. With a `margin`, the
+    separation is the radius over σ within which the class leads by that much whenever the bounds hold.
     """
     level = alpha / 2 if runner_up else alpha
 
@@ -156,7 +173,10 @@ def fixed_bounds(votes: Votes, label: int, alpha: float, *, runner_up: bool) -> 
         return float(randomized_upper(count, votes.n, level, votes.coin))
 
     q_a = upper(votes.n - votes.counts[label])
-    return Bounds(label, q_a, min(upper(votes.rival(label)), q_a) if runner_up else q_a)
+    p_b = min(upper(votes.rival(label)), q_a) if runner_up else q_a
+    if margin == 0:
+        return Bounds(label, q_a, p_b)
+    return Bounds(label, q_a, p_b, separation=float(margin_radius(q_a, p_b, sigma=1.0, margin=margin)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,25 +190,30 @@ class FixedN:
     strongest true rival is one fixed class whose count is at most that largest one, and the bound grows
     with the count, so no union over classes is needed. It certifies more wherever the rest of the
     probability is spread over several classes.
+
+    With a `margin`, the radius is that of `margin_radius`: within it the class leads every other class by at least
+    that much in probability.
     """
 
     n: int = 100_000
     n0: int = 100
     alpha: float = 0.001
     runner_up: bool = False
+    margin: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("n", self.n)
         check_count("n0", self.n0)
         check_alpha(self.alpha)
-        check_enough_draws(self.n, self.alpha, runner_up=self.runner_up)
+        check_margin(self.margin)
+        check_enough_draws(self.n, self.alpha, runner_up=self.runner_up, margin=self.margin)
 
     def __call__(self) -> Generator[int, Votes, Bounds]:
         """Ask for n0 draws, then for n; return the bounds for the class that led the first."""
         label = (yield self.n0).leader
         if label is None:
             return Bounds(None)
-        return fixed_bounds((yield self.n), label, self.alpha, runner_up=self.runner_up)
+        return fixed_bounds((yield self.n), label, self.alpha, runner_up=self.runner_up, margin=self.margin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from smoothcert.report.figures.canvas import (
 )
 from smoothcert.report.figures.evidence import check_norms, claims_of, names_of, shared_ylabel
 from smoothcert.runs.directory import Run
-from smoothcert.runs.scope import inputs_in_words
+from smoothcert.runs.scope import certified_margin, inputs_in_words
 from smoothcert.stats.accuracy import accuracy_curve
 from smoothcert.stats.test_set import bernstein_lower_bound, simultaneous_lower_bound
 
@@ -93,6 +93,8 @@ def training_noise(
     sigmas = sorted({run.sigma for run in runs})
     if len(sigmas) > 1:
         raise ConfigError(f"Expected runs at one noise level, got σ = {', '.join(f'{sigma:g}' for sigma in sigmas)}.")
+    if len({certified_margin(run) for run in runs}) > 1:
+        raise ConfigError("Expected runs with one margin: radii with different margins are not comparable.")
     levels = _trained_levels(runs, trained)
     claims = [claims_of(run) for run in runs]
     with style():

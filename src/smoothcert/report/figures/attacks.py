@@ -11,6 +11,7 @@ import numpy.typing as npt
 from smoothcert.errors import ConfigError
 from smoothcert.report.figures.canvas import DASHED, DOTTED, RADIUS, check_limit, line_style, new_axes, style
 from smoothcert.report.figures.evidence import check_norms, claims_of, names_of
+from smoothcert.report.naming import lead_text
 from smoothcert.runs.attack_summary import Outcome, outcomes
 from smoothcert.runs.directory import Run
 
@@ -59,7 +60,7 @@ def _tried_factors(runs: Sequence[Run], names: Sequence[str] | None) -> Figure:
     """Success of each attack against the multiple of the certified radius, with intervals of 95 %."""
     if not runs:
         raise ConfigError("Expected runs of `smoothcert attack`, or norms of perturbations: --norms.")
-    titles = names_of(runs, names) if len(runs) > 1 else [""]
+    titles = names_of(runs, names) if len(runs) > 1 else [lead_text(runs[0])]
     with style():
         figure, axes = new_axes()
         place = 0

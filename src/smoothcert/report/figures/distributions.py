@@ -12,6 +12,7 @@ from smoothcert.errors import ConfigError
 from smoothcert.records import exact_decimal
 from smoothcert.report.figures.canvas import RADIUS, check_limit, line_style, new_axes, style
 from smoothcert.report.figures.evidence import claims_of, names_of
+from smoothcert.report.naming import lead_text
 from smoothcert.runs.directory import Run
 from smoothcert.runs.scope import is_decided, radii_tested
 from smoothcert.runs.summary import default_radii
@@ -98,7 +99,9 @@ def class_accuracy(
         for radius, shares, color in zip(at, table.T, _SHADES[-len(at) :], strict=True):
             axes.barh(places, 100 * shares, height=0.72, color=color, label=f"r = {exact_decimal(radius)}")
         axes.set_yticks(places, labels)
-        axes.set(xlabel="certified accuracy (%)", xlim=(0, 100), ylim=(len(labels) - 0.4, -0.6))
+        axes.set(
+            xlabel=f"certified accuracy{lead_text(run, before=', ')} (%)", xlim=(0, 100), ylim=(len(labels) - 0.4, -0.6)
+        )
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
         figure.legend(loc="outside lower center", ncols=len(at), fontsize=8.5, handlelength=1.0, columnspacing=1.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from smoothcert.noise import GaussianNoise
 from smoothcert.records import Bounds, Certificate, Votes
 from smoothcert.replay import load_labels, load_votes, without_replacement
 from smoothcert.report.claims import claims
-from smoothcert.report.naming import run_names
+from smoothcert.report.naming import lead_text, run_names
 from smoothcert.runs.attack_summary import perturbation_norms
 from smoothcert.runs.directory import Run, open_run
 from smoothcert.runs.manifest import FORMAT, Manifest
@@ -43,11 +43,14 @@ class Claims:
     labelled: bool
     tested: tuple[float, ...] | None = None
     """The radii that were tested, if not every radius is decided."""
+    lead: str = ""
+    """The lead that the class keeps within the radius, such as "lead ≥ 0.1", for a run with a margin."""
 
     @property
     def ylabel(self) -> str:
         """What a share of these claims is called."""
-        return "certified accuracy (%)" if self.labelled else "certified inputs (%)"
+        share = "certified accuracy" if self.labelled else "certified inputs"
+        return f"{share}, {self.lead} (%)" if self.lead else f"{share} (%)"
 
 
 def claims_of(run: Run) -> Claims:
@@ -63,15 +66,18 @@ def claims_of(run: Run) -> Claims:
         one.label is not None and (not labelled or one.label == truth) for one, truth in zip(found, truths, strict=True)
     ]
     radii = np.array([one.radius for one in found], np.float64)
-    return Claims(radii, np.array(counted, np.bool_), labelled, radii_tested(run))
+    return Claims(radii, np.array(counted, np.bool_), labelled, radii_tested(run), lead_text(run))
 
 
 def shared_ylabel(claims: Sequence[Claims]) -> str:
-    """The name of the share on an axis that several runs share; ConfigError if they are not of one kind."""
-    labels = {claim.ylabel for claim in claims}
-    if len(labels) > 1:
+    """The name of the share on an axis that several runs share; ConfigError if they are not of one kind.
+
+    Runs with different margins may share an axis: the names of the curves tell their leads.
+    """
+    if len({claim.labelled for claim in claims}) > 1:
         raise ConfigError("Some of these runs have labels and some have none: their curves do not mean the same.")
-    return labels.pop()
+    leads = {claim.lead for claim in claims}
+    return claims[0].ylabel if len(leads) == 1 else replace(claims[0], lead="").ylabel
 
 
 def names_of(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[str]:

@@ -23,6 +23,7 @@ from smoothcert.report.figures.canvas import (
 from smoothcert.report.figures.evidence import claims_of
 from smoothcert.report.projection import bounds_rival, projected_radii, settled_votes
 from smoothcert.runs.directory import Run
+from smoothcert.runs.scope import certified_margin
 from smoothcert.stats.radii import max_radius
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def other_n(runs: Sequence[Run], *, n: Sequence[int] = DRAWS, limit: float | Non
     """
     (run,) = runs
     votes, alpha = settled_votes(run), float(run.manifest.values["alpha"])
-    settings = {"sigma": run.sigma, "alpha": alpha, "runner_up": bounds_rival(run)}
+    settings = {"sigma": run.sigma, "alpha": alpha, "runner_up": bounds_rival(run), "margin": certified_margin(run)}
     curves = {f"n = {check_count('n', count):,}": projected_radii(votes, n=count, **settings) for count in n}
     note = f"projection, not a certificate; σ = {run.sigma:g}, α = {alpha:g}"
     return _projected(run, curves, votes.correct, note, limit)
@@ -52,7 +53,7 @@ def other_alpha(runs: Sequence[Run], *, alphas: Sequence[float] = ALPHAS, limit:
     """
     (run,) = runs
     votes = settled_votes(run)
-    settings = {"sigma": run.sigma, "runner_up": bounds_rival(run)}
+    settings = {"sigma": run.sigma, "runner_up": bounds_rival(run), "margin": certified_margin(run)}
     curves = {
         f"α = {_decimal(check_alpha(alpha))}": projected_radii(votes, alpha=alpha, **settings) for alpha in alphas
     }

@@ -95,7 +95,7 @@ def _bounds(run: Run, result: object) -> tuple[float, float]:
         return 1.0, 1.0
     if result.bounds.separation is not None:
         raise ConfigError(
-            f"{run.path} bounds no probabilities under the smoothing noise: it was certified at a grid of radii, or by "
+            f"{run.path} has no radii by Theorem 1 alone: it was certified at a grid of radii, with a margin, or by "
             "draws from a wider noise. Needed is a run of `smoothcert certify --procedure paper` or `planned`, a log, "
             "or a file of votes."
         )

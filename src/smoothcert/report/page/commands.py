@@ -54,7 +54,7 @@ def _statistics(values: Mapping[str, Any]) -> list[str]:
         words += ["--radii", *(exact_decimal(radius) for radius in settings["radii"])]
     switches = {"known-labels": "known_labels", "secure": "secure", "allow-random": "allow_random"}
     words += [f"--{flag}" for flag, name in switches.items() if values.get(name)]
-    words += _flags(width=settings.get("width"))
+    words += _flags(margin=settings.get("margin") or None, width=settings.get("width"))
     words += ["--no-rival"] if settings.get("rival") is False else []
     words += ["--randomized"] if settings.get("randomized") else []
     return words + _flags(seed=values.get("seed"))

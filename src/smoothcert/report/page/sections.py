@@ -14,7 +14,7 @@ from smoothcert.report.page.curve import STYLES
 from smoothcert.report.page.html import Html, element, join, safe, table
 from smoothcert.report.page.runs import Shown, alpha_text, percent
 from smoothcert.report.page.words import noise_in_words, procedure_in_words
-from smoothcert.runs.scope import inputs_in_words
+from smoothcert.runs.scope import certified_margin, inputs_in_words
 
 _MANY_CLASSES = 20
 _MANY_INDICES = 24
@@ -60,6 +60,8 @@ def _number(shown: Shown, radius: float) -> Html:
 
 def _certified_kind(shown: Shown, radius: float) -> str:
     kind = "have their true class certified" if shown.labelled else "have a class certified"
+    if margin := certified_margin(shown.run):
+        kind += f" with a lead of at least {exact_decimal(margin)} in probability"
     if radius == 0:
         kind += f" ({NO_RADIUS})"
     else:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from smoothcert.records import ceil_decimal
 from smoothcert.report.page.html import Html, element
 from smoothcert.report.page.runs import Shown, alpha_text
+from smoothcert.runs.scope import certified_margin, margin_in_words
 
 Points = tuple[tuple[str, str], ...]
 
@@ -46,7 +47,9 @@ def procedure_in_words(shown: Shown) -> str:
         dimension=settings.get("dimension"),
     )
     text += ", with bounds that a random number sharpens" if settings.get("randomized") else ""
-    return text or str(settings["name"])
+    text = text or str(settings["name"])
+    margin = margin_in_words(shown.run)
+    return f"{text}; {margin}" if margin else text
 
 
 def noise_in_words(shown: Shown) -> str:
@@ -69,6 +72,14 @@ _CERTIFICATES: Points = (
         "there is noise, returns the same class.",
     ),
     ("Against everyone.", "It holds for any attack, known or not, and for any base classifier."),
+)
+_LEADS: Points = (
+    (
+        "With a lead.",
+        "Where a run was made with a margin, its class leads every other class by at least that much in probability "
+        "everywhere within the radius. Predictions with enough draws rarely abstain there, whatever is added to the "
+        "input.",
+    ),
 )
 _PREDICTIONS: Points = (
     (
@@ -147,6 +158,7 @@ def guaranteed(runs: Sequence[Shown]) -> list[Html]:
     if all(shown.deterministic for shown in runs):
         points = [("For certain.", "Nothing is random: what is said about an input is true.")]
     points += _CERTIFICATES if any(shown.certifies for shown in runs) else ()
+    points += _LEADS if any(certified_margin(shown.run) for shown in runs) else ()
     points += () if all(shown.certifies for shown in runs) else _PREDICTIONS
     return [_point(*point) for point in (*points, *(() if any(shown.imported for shown in runs) else _ROUNDING))]
 
