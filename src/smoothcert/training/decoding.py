@@ -6,6 +6,7 @@ whatever the number of workers, and a resumed training sees what an uninterrupte
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,7 @@ from smoothcert.training.augmentations import WINDOW_TRIES, augmented, random_wi
 from smoothcert.training.seeding import generator_for
 
 MOST_WORKERS = 8
+_running: WeakSet[Any] = WeakSet()
 
 Request = tuple[int, Sequence[int]]
 """An epoch, and indices of inputs."""
@@ -83,27 +86,27 @@ def decode_ahead(
     With 0 workers, images are decoded in this process. Closing the generator ends the workers.
     """
     batches = _start(decoder, requests, workers, pin_memory)
-    while True:
-        try:
-            batch = next(batches, None)
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker"):
-                raise
-            raise SmoothcertError(
-                f"A process that decodes images was killed, perhaps for lack of memory or of space in /dev/shm. Train "
-                f"with fewer than {workers} --workers, or with 0."
-            ) from error
-        if batch is None:
-            return
-        if isinstance(batch, SmoothcertError):
-            raise batch
-        yield batch
+    try:
+        while (batch := next(batches, None)) is not None:
+            if isinstance(batch, SmoothcertError):
+                raise batch
+            yield batch
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise SmoothcertError(
+            "A process that decodes images was killed, perhaps for lack of memory or of space in /dev/shm. Use fewer "
+            f"--workers than {workers}."
+        ) from error
+    finally:
+        _end(batches)
 
 
 def _start(
     decoder: Decoder, requests: Iterable[Request], workers: int, pin_memory: bool
 ) -> Iterator[Tensor | SmoothcertError]:
     """A DataLoader's iterator, started without a trace in this process."""
+    handler = _child_handler()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than CPUs
         loader = torch_data.DataLoader(
@@ -115,13 +118,26 @@ def _start(
             worker_init_fn=_ignore_signals,
             generator=torch.Generator(),  # or it would draw from the global one
         )
-    handler = _child_handler()
-    batches = iter(loader)
+        batches = iter(loader)
     if handler is not None:
         # DataLoader's own handler would raise in the middle of whatever runs when a worker dies; without it, asking
         # for the next batch does.
         signal.signal(signal.SIGCHLD, handler)
+    _running.add(batches)
     return batches
+
+
+def _end(batches: Any) -> None:
+    """End a DataLoader's workers now: by itself it does so when nothing refers to it, and a traceback may."""
+    if hasattr(batches, "_shutdown_workers"):
+        batches._shutdown_workers()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End the workers of generators that nobody closed, or Python would wait for them at its exit."""
+    for batches in list(_running):
+        _end(batches)
 
 
 def _child_handler() -> Any:

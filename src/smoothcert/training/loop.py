@@ -231,13 +231,16 @@ def train(
     if settings.seed is None:
         settings = replace(settings, seed=fresh_seed())
     trainer = Trainer(model, data, settings, workers=workers)
-    while trainer.progress.step < trainer.steps:
-        trainer.advance()
-        epoch, place = divmod(trainer.progress.step, trainer.batches.per_epoch)
-        if not place:
-            if on_epoch is not None:
-                on_epoch(epoch - 1, trainer.progress)
-            trainer.start_epoch()
+    try:
+        while trainer.progress.step < trainer.steps:
+            trainer.advance()
+            epoch, place = divmod(trainer.progress.step, trainer.batches.per_epoch)
+            if not place:
+                if on_epoch is not None:
+                    on_epoch(epoch - 1, trainer.progress)
+                trainer.start_epoch()
+    finally:
+        trainer.batches.close()
     return trainer.finish()
 
 
