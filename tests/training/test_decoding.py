@@ -307,37 +307,40 @@ def command(folder, out, workers, epochs=400):
     ]
 
 
-def processes_in(group):
-    """Processes of a group that have not ended."""
+def processes_of(out):
+    """Processes of the training in `out` that have not ended; workers have the command line of the one they are of."""
     found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            state, _, of_group = status.read_text().rpartition(")")[2].split()[:3]
+            words = (folder / "cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(of_group) == group and state != "Z":
-            found.append(int(status.parent.name))
+        if os.fsencode(out) in words:
+            found.append(int(folder.name))
     return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look for processes in")
+with_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no /proc to look for processes in")
+
+
+@with_proc
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_all_processes_saves_the_state_and_leaves_none_behind(folder, tmp_path, number):
     """Ctrl-C reaches workers as well, and so does the end of a job on a cluster; a kill does not."""
     out = tmp_path / "net"
     process = launch([*command(folder, out, 2), "--save-every", "0.05"], env=ONE_THREAD, start_new_session=True)
     assert wait_for(lambda: size_of(out / "state.safetensors") and size_of(out / "log.jsonl"), process)
-    assert len(processes_in(process.pid)) == 3
+    assert len(processes_of(out)) == 3
     if number == signal.SIGKILL:
         process.kill()
     else:
         os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60)
     if number == signal.SIGKILL:
-        assert wait_for(lambda: not processes_in(process.pid), seconds=30)  # they look for us every five seconds
+        assert wait_for(lambda: not processes_of(out), seconds=30)  # they look for us every five seconds
     else:
         assert (process.returncode, len(err.splitlines())) == (128 + number, 1)
-        assert processes_in(process.pid) == []
+        assert processes_of(out) == []
     _, about = read_safetensors(out / "state.safetensors")
     assert 0 < about["progress"]["step"] < 2000
 
@@ -354,6 +357,47 @@ def test_an_interrupted_training_ends_with_the_same_network_whatever_the_workers
     assert main(command(folder, out, 1, epochs=150)) == 0
     tensors, expected = (read_safetensors(one / "model.safetensors")[0] for one in (out, whole))
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def by_torchrun(words, **options):
+    """Two processes."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ONE_THREAD}
+    return subprocess.Popen([*launcher, "-m", "smoothcert", *words], **pipes, **options)
+
+
+@with_proc
+@pytest.mark.slow
+def test_ctrl_c_under_torchrun_saves_the_state_and_leaves_no_process_behind(folder, tmp_path):
+    out, whole = tmp_path / "net", tmp_path / "whole"
+    assert main(command(folder, whole, 0, epochs=300)) == 0
+    process = by_torchrun(command(folder, out, 1, epochs=300), start_new_session=True)
+    assert wait_for(lambda: size_of(out / "log.jsonl") > 0, process)
+    assert len(processes_of(out)) == 5  # torchrun, two processes, and a worker of each
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert err.count("error: interrupted\n") == 2
+    assert processes_of(out) == []
+    assert 0 < read_safetensors(out / "state.safetensors")[1]["progress"]["step"] < 1500
+    process = by_torchrun(command(folder, out, 1, epochs=300))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    tensors, expected = (read_safetensors(one / "model.safetensors")[0] for one in (out, whole))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+@with_proc
+def test_under_torchrun_a_damaged_image_is_named_and_ends_all_processes(folder, tmp_path):
+    out = tmp_path / "net"
+    words = command(damaged(folder, tmp_path), out, 1)
+    process = by_torchrun([*words, "--normalize", "False"])
+    _, err = process.communicate(timeout=120)
+    assert process.returncode
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert any(line.startswith("error: Expected a whole PNG image in ") and "8.png" in line for line in said)
+    assert "smoothcert/training" not in err  # no traceback through our code
+    assert processes_of(out) == []
 
 
 # ---- photographs -------------------------------------------------------------------------------------------------
@@ -402,11 +446,10 @@ def test_the_command_trains_on_photographs(imagenet, capsys):
 
 @with_photographs
 def test_two_processes_train_on_photographs(imagenet):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [*launcher, "-m", "smoothcert", *on_photographs(imagenet)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=ONE_THREAD, timeout=300)
-    assert done.returncode == 0, done.stderr
-    check_training(imagenet, done.stdout, 2)
+    process = by_torchrun(on_photographs(imagenet))
+    printed, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    check_training(imagenet, printed, 2)
 
 
 @with_photographs

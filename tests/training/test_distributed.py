@@ -82,6 +82,10 @@ def test_two_processes_train_the_network_that_one_trains(launched, tmp_path):
     assert record_of(out)["processes"] == 2
     assert main([*TRAIN, "--out", str(tmp_path / "net")]) == 0
     assert_close(out, tmp_path / "net")
+    measured, expected = (record_of(one)["result"]["test"] for one in (out, tmp_path / "net"))
+    assert measured["inputs"] == expected["inputs"] == 500
+    for name in ("accuracy", "noisy_accuracy"):
+        assert measured[name] == pytest.approx(expected[name], abs=0.005)
     assert {one.name for one in out.iterdir()} == {one.name for one in (tmp_path / "net").iterdir()}
 
 
