@@ -57,4 +57,8 @@ class MissingExtraError(SmoothcertError, ImportError):
     exit_code = 5
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is needed for this: pip install 'smoothcert[{extra}]'")
+        super().__init__(package, extra)  # these, not the message: it is made again from them when it is unpickled
+
+    def __str__(self) -> str:
+        package, extra = self.args
+        return f"{package} is needed for this: pip install 'smoothcert[{extra}]'"

@@ -60,7 +60,7 @@ def test_help_has_all_settings_and_examples(capsys):
     ):
         assert flag in printed
     assert "smoothcert train mnist --sigma 0.5" in printed.partition("examples:")[2]
-    assert "accelerate launch" in printed.partition("examples:")[2]
+    assert "torchrun --nproc-per-node" in printed.partition("examples:")[2]
 
 
 def test_the_command_trains_and_says_what_is_next(capsys, tmp_path):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,33 +17,28 @@ import torch
 
 from smoothcert.cli import main
 from smoothcert.data import ArrayData, load
-from smoothcert.errors import MissingExtraError
+from smoothcert.errors import ConfigError
 from smoothcert.models.sealed import read_safetensors
 from smoothcert.training.directory import make_plan, run_training
-from smoothcert.training.engine import AccelerateEngine, Engine, make_engine
+from smoothcert.training.engine import DistributedEngine, Engine, make_engine
 from smoothcert.training.settings import TrainSettings
 
 TRAIN = ["train", "digits", "--sigma", "0.25", "--epochs", "2", "--batch-size", "200", "--seed", "0", "--json"]
 
 
-def by_launcher(*words, folder):
-    """What two processes print, started by `accelerate launch`: its --multi_gpu starts them on a CPU as well."""
-    pytest.importorskip("accelerate")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    settings = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", port]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    environment["HF_HOME"] = str(folder)  # where the launcher would find a configuration of its user
-    return subprocess.run(
-        [*launcher, *settings, *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=300,
-    )
+def torchrun(*words):
+    """The command that starts two processes, and its environment."""
+    path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+    # --standalone picks a free port.
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [*launcher, *map(str, words)], environment
+
+
+def by_launcher(*words):
+    """What two processes print."""
+    command, environment = torchrun(*words)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
 
 
 def record_of(out):
@@ -78,7 +72,7 @@ def assert_close(out, reference):
 def launched(tmp_path_factory):
     """A directory trained by two processes, and what they printed. The last batch has 97 inputs, 49 and 48 of them."""
     folder = tmp_path_factory.mktemp("launched")
-    done = by_launcher("--module", "smoothcert", *TRAIN, "--out", folder / "net", folder=folder)
+    done = by_launcher("-m", "smoothcert", *TRAIN, "--out", folder / "net")
     assert done.returncode == 0, done.stderr
     return folder / "net", done.stdout
 
@@ -88,6 +82,10 @@ def test_two_processes_train_the_network_that_one_trains(launched, tmp_path):
     assert record_of(out)["processes"] == 2
     assert main([*TRAIN, "--out", str(tmp_path / "net")]) == 0
     assert_close(out, tmp_path / "net")
+    measured, expected = (record_of(one)["result"]["test"] for one in (out, tmp_path / "net"))
+    assert measured["inputs"] == expected["inputs"] == 500
+    for name in ("accuracy", "noisy_accuracy"):
+        assert measured[name] == pytest.approx(expected[name], abs=0.005)
     assert {one.name for one in out.iterdir()} == {one.name for one in (tmp_path / "net").iterdir()}
 
 
@@ -147,7 +145,7 @@ def _main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     engine = make_engine(torch.device("cpu"), "fp32")
-    assert isinstance(engine, AccelerateEngine)
+    assert isinstance(engine, DistributedEngine)
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (4,), (), (5,))]
     for number, parameter in enumerate(parameters[:3]):
         parameter.grad = torch.full_like(parameter, (engine.rank + 1) * 10.0**number)
@@ -165,7 +163,7 @@ def _main() -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    return folder, by_launcher(__file__, folder, folder=folder).stderr
+    return folder, by_launcher(__file__, folder).stderr
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -198,8 +196,7 @@ def test_gradients_are_summed_over_the_processes(trained):
 # One process
 
 
-def test_one_process_needs_no_accelerate(monkeypatch):
-    monkeypatch.setitem(sys.modules, "accelerate", None)
+def test_one_process_needs_no_group(monkeypatch):
     for world in (None, "1"):
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         if world:
@@ -209,18 +206,36 @@ def test_one_process_needs_no_accelerate(monkeypatch):
         assert (engine.rank, engine.world, engine.device.type) == (0, 1, "cpu")
     numbers = torch.from_numpy(np.arange(3.0))
     assert torch.equal(engine.add_up(numbers), numbers)
+    assert not torch.distributed.is_initialized()
 
 
-def test_without_accelerate_several_processes_end_in_one_clear_line(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "accelerate", None)
+def test_an_incomplete_environment_ends_in_one_clear_line(monkeypatch, capsys, tmp_path):
+    """Some schedulers set WORLD_SIZE for programs that they do not start through torchrun."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(MissingExtraError):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, but RANK is not set\. Start .* torchrun"):
         make_engine(torch.device("cpu"), "fp32")
-    assert main([*TRAIN, "--out", str(tmp_path / "net")]) == 5
+    assert main([*TRAIN, "--out", str(tmp_path / "net")]) == 2
     captured = capsys.readouterr()
-    assert captured.err == "error: accelerate is needed for this: pip install 'smoothcert[distributed]'\n"
+    assert captured.err.startswith("error: WORLD_SIZE is 2")
     assert captured.out == ""
     assert not (tmp_path / "net").exists()
+
+
+def test_several_processes_need_gpus_or_cpus(monkeypatch):
+    for name, value in {
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "",
+        "MASTER_PORT": "",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"not on mps\. Add --device cpu"):
+        make_engine(torch.device("mps"), "fp32")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="one process per GPU, got local rank 0 with 0 GPUs"):
+        make_engine(torch.device("cuda"), "fp32")
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ from smoothcert.data.digits import load_digits
 from smoothcert.errors import InputError
 from smoothcert.models.architectures import mlp, small_cnn
 from smoothcert.training.batches import as_dataset
+from smoothcert.training.engine import Engine
 from smoothcert.training.evaluation import accuracies_of
 from smoothcert.training.loop import seeded, train
 from smoothcert.training.recipes import RECIPES, Draws
 from smoothcert.training.recipes.denoiser import Denoiser
 from smoothcert.training.settings import TrainSettings
 
-CPU = torch.device("cpu")
+ENGINE = Engine(torch.device("cpu"))
 
 
 class Threshold(nn.Module):
@@ -42,7 +43,7 @@ def points(count: int, distance: float) -> ArrayData:
 
 @pytest.mark.parametrize(("distance", "sigma"), [(0.2, 0.2), (0.1, 0.5)])
 def test_accuracy_under_noise_is_that_of_gaussian_noise_of_this_sigma(distance, sigma):
-    clean, noisy = accuracies_of(Threshold(), points(5_000, distance), sigma, 0, CPU)
+    clean, noisy = accuracies_of(Threshold(), points(5_000, distance), sigma, 0, ENGINE)
     assert clean == 1.0
     # five standard errors of 5,000 draws are at most 0.035
     assert noisy == pytest.approx(NormalDist().cdf(distance / sigma), abs=0.035)
@@ -52,12 +53,12 @@ def test_counts_every_input_once_also_in_a_last_batch_that_is_small():
     data = points(300, 0.2)
     data.labels[:7] = 1 - data.labels[:7]
     data.labels[-2:] = 1 - data.labels[-2:]
-    assert accuracies_of(Threshold(), data, 1e-6, 0, CPU) == (291 / 300, 291 / 300)
+    assert accuracies_of(Threshold(), data, 1e-6, 0, ENGINE) == (291 / 300, 291 / 300)
 
 
 def test_without_noise_both_accuracies_are_the_same():
     model, (_, data) = seeded(small_cnn, 0), load_digits()
-    clean, noisy = accuracies_of(model, data, 0.0, 0, CPU)
+    clean, noisy = accuracies_of(model, data, 0.0, 0, ENGINE)
     with torch.no_grad():
         answers = model(torch.from_numpy(data.inputs).float() / 255).argmax(1).numpy()
     assert clean == noisy == (answers == data.labels).mean()
@@ -67,18 +68,18 @@ def test_images_of_8_bits_and_of_floating_point_numbers_are_measured_alike():
     _, data = load_digits()
     floats = ArrayData(data.inputs.astype(np.float32) / 255, data.labels, None, "floats")
     model = seeded(small_cnn, 0)
-    assert accuracies_of(model, data, 0.3, 5, CPU) == accuracies_of(model, floats, 0.3, 5, CPU)
+    assert accuracies_of(model, data, 0.3, 5, ENGINE) == accuracies_of(model, floats, 0.3, 5, ENGINE)
 
 
 def test_the_same_seed_draws_the_same_noise_and_the_batches_of_a_measurement_differ_in_theirs():
     data = points(512, 0.1)
-    found = [accuracies_of(Threshold(), data, 0.5, seed, CPU) for seed in (0, 0, 1, 2)]
+    found = [accuracies_of(Threshold(), data, 0.5, seed, ENGINE) for seed in (0, 0, 1, 2)]
     assert found[0] == found[1]
     assert len(set(found)) == 3
     seen = []
     model = Threshold()
     model.register_forward_hook(lambda _, given, __: seen.append(given[0].clone()))
-    accuracies_of(model, data, 0.5, 0, CPU)
+    accuracies_of(model, data, 0.5, 0, ENGINE)
     first, second = seen[1] - seen[0], seen[3] - seen[2]
     assert first.std().item() == pytest.approx(0.5, rel=0.2)
     assert not torch.equal(first, second)
@@ -89,7 +90,7 @@ def test_measures_in_eval_mode_without_gradients_and_leaves_mode_and_statistics_
     model[2].eval()
     before, modes = copy.deepcopy(model.state_dict()), []
     model.register_forward_hook(lambda module, _, found: modes.append((module.training, found.requires_grad)))
-    accuracies_of(model, points(20, 0.2), 0.1, 0, CPU)
+    accuracies_of(model, points(20, 0.2), 0.1, 0, ENGINE)
     assert set(modes) == {(False, False)}
     assert [part.training for part in model] == [True, True, False]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -98,7 +99,7 @@ def test_measures_in_eval_mode_without_gradients_and_leaves_mode_and_statistics_
 def test_refuses_data_without_labels():
     data = ArrayData(np.zeros((3, 2), np.float32), None, None, "nameless")
     with pytest.raises(InputError, match="labels to measure accuracy with, nameless has none"):
-        accuracies_of(Threshold(), data, 0.1, 0, CPU)
+        accuracies_of(Threshold(), data, 0.1, 0, ENGINE)
 
 
 # ---- what training with each recipe comes to ---------------------------------------------------------------------
@@ -148,11 +149,11 @@ def test_every_recipe_is_tried():
 def test_a_short_training_clearly_raises_the_accuracy_under_noise(recipe):
     few, test = digits()
     model = seeded(small_cnn, 0)
-    before = accuracies_of(model, test, 0.25, 1, CPU)[1]
+    before = accuracies_of(model, test, 0.25, 1, ENGINE)[1]
     losses = []
     train(model, few, settings(recipe=QUICK[recipe]), on_epoch=lambda _, progress: losses.append(progress.loss))
     assert before < 0.2
-    assert accuracies_of(model, test, 0.25, 1, CPU)[1] > 0.6
+    assert accuracies_of(model, test, 0.25, 1, ENGINE)[1] > 0.6
     assert np.isfinite(losses).all()
 
 
@@ -160,7 +161,7 @@ def test_a_denoiser_raises_the_accuracy_under_noise_of_a_classifier_that_stays_a
     few, test = digits()
     model = nn.Sequential(seeded(denoiser, 0), copy.deepcopy(undefended).train())
     before = copy.deepcopy(model.state_dict())
-    at_first, alone = (accuracies_of(one, test, 0.5, 1, CPU)[1] for one in (model, undefended))
+    at_first, alone = (accuracies_of(one, test, 0.5, 1, ENGINE)[1] for one in (model, undefended))
     modes = set()
     model[1].register_forward_hook(lambda module, *_: modes.add(any(part.training for part in module.modules())))
     train(model, few, settings(sigma=0.5, recipe="denoiser", learning_rate=0.5, epochs=15))
@@ -168,7 +169,7 @@ def test_a_denoiser_raises_the_accuracy_under_noise_of_a_classifier_that_stays_a
     changed = {name.partition(".")[0] for name, tensor in model.state_dict().items() if not tensor.equal(before[name])}
     assert changed == {"0"}
     assert all(not tensor.equal(before[name]) for name, tensor in model.state_dict().items() if name.startswith("0."))
-    assert accuracies_of(model, test, 0.5, 1, CPU)[1] > max(at_first + 0.3, alone + 0.06)
+    assert accuracies_of(model, test, 0.5, 1, ENGINE)[1] > max(at_first + 0.3, alone + 0.06)
 
 
 def test_a_denoiser_learns_from_the_classifiers_own_answers_and_from_no_labels(undefended):

@@ -11,7 +11,8 @@ from torch.nn import functional
 from smoothcert.data.dataset import ArrayData
 from smoothcert.errors import ConfigError, InputError, ModelError
 from smoothcert.models.architectures import mlp
-from smoothcert.training.batches import WARP_NUMBERS, Batches, as_dataset, warped
+from smoothcert.training.augmentations import WARP_NUMBERS, warped
+from smoothcert.training.batches import Batches, as_dataset
 from smoothcert.training.engine import Engine
 from smoothcert.training.loop import Trainer, seeded, train
 from smoothcert.training.recipes import RECIPES, Draws
@@ -197,7 +198,7 @@ def test_steps_are_stochastic_gradient_descent_with_momentum_and_decay_at_the_sc
     model, reference = network(), network()
     ours, velocity = Trainer(model, two_blobs(), chosen), torch.zeros(len(weights(reference)))
     for step in range(12):
-        x, y = ours.batches.get(step, torch.arange(16))
+        x, y = ours.batches.get(step)
         gradients = torch.autograd.grad(functional.cross_entropy(reference(x), y), reference.parameters())
         velocity = 0.8 * velocity + torch.cat([g.flatten() for g in gradients]) + 0.01 * weights(reference)
         moved = weights(reference) - chosen.rate(step / 8) * velocity
@@ -254,6 +255,7 @@ def test_only_data_whose_classes_survive_it_are_augmented():
     assert {suitable_augmentations(name) for name in ("mnist", "mnist (train)", "digits (train)", "tensors")} == {()}
     assert suitable_augmentations("cifar10") == suitable_augmentations("cifar10 (train)") == ("crop", "flip")
     assert suitable_augmentations("svhn (train)") == ("crop",)
+    assert suitable_augmentations("imagenet (train)") == ("resized-crop", "flip")
 
 
 def image() -> torch.Tensor:
@@ -265,10 +267,13 @@ def shown(name: str, augment: tuple[str, ...] | None, kind=np.uint8) -> torch.Te
     images = (image() * 255).round().byte() if kind is np.uint8 else image()
     data = ArrayData(images.repeat(600, 1, 1, 1).numpy(), np.zeros(600, np.int64), None, name)
     chosen = settings(batch_size=600, augment=augment)
-    batches = Trainer(nn.Sequential(nn.Flatten(), nn.Linear(256, 2)), data, chosen).batches
-    found = batches.get(0, torch.arange(600))[0]
-    assert torch.equal(batches.get(0, torch.arange(600))[0], found)
-    assert torch.equal(batches.get(0, torch.arange(1, 600, 2))[0], found[1::2])
+    batches, of_second = (
+        Trainer(nn.Sequential(nn.Flatten(), nn.Linear(256, 2)), data, chosen, engine).batches
+        for engine in (Engine(CPU), OneOf(1, 2))
+    )
+    found = batches.get(0)[0]
+    assert torch.equal(batches.get(0)[0], found)
+    assert torch.equal(of_second.get(0)[0], found[1::2])
     return found
 
 
@@ -366,11 +371,13 @@ def test_warped_images_differ_and_stay_in_range(kind):
 def test_refuses_data_that_it_cannot_train_on():
     data = two_blobs()
     with pytest.raises(InputError, match="with labels, tensors has none"):
-        Batches(ArrayData(data.inputs, None, None, "tensors"), 16, 0, (), CPU)
+        Batches(ArrayData(data.inputs, None, None, "tensors"), 16, 0, (), Engine(CPU))
     with pytest.raises(InputError, match="of one shape"):
-        Batches(ArrayData(data.inputs[:0], data.labels[:0], None, "tensors"), 16, 0, (), CPU)
+        Batches(ArrayData(data.inputs[:0], data.labels[:0], None, "tensors"), 16, 0, (), Engine(CPU))
     with pytest.raises(InputError, match=r"images \[C, H, W\] to augment, got inputs of shape \(8,\)"):
         trained(augment=("flip",))
+    with pytest.raises(InputError, match=r"image files for the augmentation resized-crop, tensors has none"):
+        shown("tensors", ("resized-crop",))
 
 
 def test_tensors_become_a_data_set_with_the_same_values():

@@ -14,6 +14,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
+from smoothcert.checks import check_count
 from smoothcert.cli.run_command import ending_on_signals
 from smoothcert.data.names import source_and_split
 from smoothcert.errors import ConfigError, InputError
@@ -58,12 +59,17 @@ class TrainArguments(TrainSettings):
     """Write curves for TensorBoard too."""
     save_every: float = 60.0
     """Seconds between two savings of the state."""
+    workers: OptionalInt = None
+    """Processes that decode and augment image files. Default: one per CPU, at most 8, shared between the processes of
+    torchrun. The batches do not depend on it; 0 decodes in the training process."""
 
     def plan(self) -> Plan:
         """Load the data and say what is to be trained."""
         self.check()
         if not 0 <= self.save_every < float("inf"):
             raise ConfigError(f"Expected `save_every` to be a finite number of seconds, got {self.save_every!r}.")
+        if self.workers is not None:
+            check_count("workers", self.workers, least=0)
         from smoothcert.models import load as load_model
         from smoothcert.sampling import pick_device
         from smoothcert.training.directory import make_plan
@@ -110,7 +116,7 @@ class TrainArguments(TrainSettings):
 class Train(TrainArguments):
     """Train a base classifier under noise, into a directory that is a MODEL for the other commands.
 
-    Several processes: start the same command by `accelerate launch --module smoothcert train …`.
+    For several GPUs, start the same command through `torchrun --nproc-per-node N -m smoothcert train …`.
     """
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -130,7 +136,7 @@ examples:
   smoothcert train mnist --sigma 0.5 --start lenet --recipe macer:copies=4,weight=1 --learning-rate 0.003 --out tuned
   smoothcert train cifar10 --sigma 0.25 --recipe denoiser --classifier hf:NAME --out denoiser
   smoothcert train mnist --sigma 0.5 --out lenet --resume       after Ctrl-C or a crash
-  accelerate launch --num-processes 4 --module smoothcert train cifar10 --sigma 0.25 --out net
+  torchrun --nproc-per-node 4 -m smoothcert train cifar10 --sigma 0.25 --out net       on four GPUs
 """
 
     def run(self, console: Console) -> None:
@@ -147,6 +153,7 @@ examples:
                     test=self.test_data(plan.data),
                     tensorboard=self.tensorboard,
                     save_every=self.save_every,
+                    workers=self.workers,
                     on_progress=watch.update,
                 )
         report(console, trained, as_json=self.json)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothcert.data.dataset import Dataset
-from smoothcert.data.images import Preparation, decode_image, read_image
+from smoothcert.data.images import Preparation, Window, decode_image, read_image
 from smoothcert.data.label_files import as_labels
 from smoothcert.data.names import printable
 from smoothcert.errors import InputError, MissingExtraError
@@ -39,10 +39,14 @@ class HubData(Dataset):
         return len(self.table)
 
     def __getitem__(self, index: int) -> npt.NDArray[np.uint8]:
+        return self.cropped(index, None)
+
+    def cropped(self, index: int, window: Window | None) -> npt.NDArray[np.uint8]:
+        """The part of an image in `window`, brought to the size of all images; without a window, the image prepared."""
         content, path = self._stored(index)
         if content is None:
-            return read_image(Path(path), self.preparation)
-        return decode_image(content, f"input {index} of {printable(self.name)}", self.preparation)
+            return read_image(Path(path), self.preparation, window=window)
+        return decode_image(content, f"input {index} of {printable(self.name)}", self.preparation, window)
 
     def _stored(self, index: int) -> tuple[bytes | None, str]:
         if not -len(self) <= index < len(self):

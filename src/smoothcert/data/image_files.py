@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothcert.data.dataset import Dataset
-from smoothcert.data.images import Preparation, image_shape, read_image
+from smoothcert.data.images import Preparation, Window, image_shape, read_image
 from smoothcert.data.names import printable
 from smoothcert.errors import InputError
 
@@ -36,8 +36,12 @@ class ImageFiles(Dataset):
         return len(self.files)
 
     def __getitem__(self, index: int) -> npt.NDArray[np.uint8]:
+        return self.cropped(index, None)
+
+    def cropped(self, index: int, window: Window | None) -> npt.NDArray[np.uint8]:
+        """The part of an image in `window`, brought to the size of all images; without a window, the image prepared."""
         wanted = None if self.sha256 is None else self.sha256[index]
-        return read_image(self.folder / self.files[index], self.preparation, wanted)
+        return read_image(self.folder / self.files[index], self.preparation, wanted, window)
 
     @cached_property
     def shape(self) -> tuple[int, ...] | None:

@@ -49,6 +49,9 @@ _OTHERS = {
     b"<!DOC": "a web page",
     b"<html": "a web page",
 }
+Window = Callable[[int, int], tuple[int, int, int, int]]
+"""Which part of an image of (height, width) is cut out: (top, left, height, width)."""
+
 _EIGHT_BIT_MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr")
 
 
@@ -74,12 +77,14 @@ def _is_size(size: object) -> bool:
     return pair and all(type(side) is int and 1 <= side <= 8192 for side in size)
 
 
-def read_image(path: Path, preparation: Preparation, sha256: str | None = None) -> npt.NDArray[np.uint8]:
+def read_image(
+    path: Path, preparation: Preparation, sha256: str | None = None, window: Window | None = None
+) -> npt.NDArray[np.uint8]:
     """The image in a file as [C, H, W]; InputError if it is no whole image, or not the one with this hash."""
     content = read_at_most(path, MOST_BYTES, InputError, printable(path))
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256.lower():
         raise InputError(f"Expected {printable(path)} to have the sha256 {sha256} of the label file; it has another.")
-    return decode_image(content, printable(path), preparation)
+    return decode_image(content, printable(path), preparation, window)
 
 
 def image_shape(path: Path, channels: int) -> tuple[int, int, int]:
@@ -89,11 +94,13 @@ def image_shape(path: Path, channels: int) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def decode_image(content: bytes, source: str, preparation: Preparation) -> npt.NDArray[np.uint8]:
-    """The image in these bytes as [C, H, W]; `source` names it in errors."""
+def decode_image(
+    content: bytes, source: str, preparation: Preparation, window: Window | None = None
+) -> npt.NDArray[np.uint8]:
+    """The image in these bytes as [C, H, W], or the part in `window` resized; `source` names it in errors."""
     with _opened(content, source) as image:
         try:
-            prepared = _prepared(image, preparation, source)
+            prepared = _prepared(image, preparation, source, window)
             pixels = np.asarray(prepared, np.uint8)
         except InputError:
             raise
@@ -166,10 +173,12 @@ def _webp_size(content: bytes) -> tuple[int, int]:
     return number(26, 28) & 0x3FFF, number(28, 30) & 0x3FFF
 
 
-def _prepared(image: Any, preparation: Preparation, source: str) -> Any:
+def _prepared(image: Any, preparation: Preparation, source: str, window: Window | None) -> Any:
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # Pillow warns about the direct way
     image = image.convert("RGB" if preparation.channels == 3 else "L")
+    if window is not None:
+        return _cut_out(image, window(image.height, image.width), preparation.size or (image.height, image.width))
     if preparation.size is None:
         return image
     height, width = preparation.size
@@ -181,6 +190,13 @@ def _prepared(image: Any, preparation: Preparation, source: str) -> Any:
         image = image.resize(resized[::-1], Resampling.BILINEAR)
     top, left = round((resized[0] - height) / 2), round((resized[1] - width) / 2)
     return image.crop((left, top, left + width, top + height))
+
+
+def _cut_out(image: Any, part: tuple[int, int, int, int], size: tuple[int, int]) -> Any:
+    from PIL.Image import Resampling
+
+    top, left, height, width = part
+    return image.crop((left, top, left + width, top + height)).resize(size[::-1], Resampling.BILINEAR)
 
 
 def resized_shape(shape: tuple[int, int], size: tuple[int, int], crop: float) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from torch import nn
 from smoothcert import __version__
 from smoothcert.checks import check_count
 from smoothcert.data.dataset import Dataset
+from smoothcert.data.names import source_and_split
 from smoothcert.errors import ConfigError, InputError, ModelError, OutputError, ResumeError, SmoothcertError
 from smoothcert.files import prepare_folder, replacing
 from smoothcert.lock import Lock
@@ -54,6 +55,7 @@ RECORD, STATE, LOG, LOCK = "train.json", "state.safetensors", "log.jsonl", "lock
 TENSORBOARD = "tensorboard"
 DENOISER = "dncnn"
 _FORMAT = 1
+_IMAGENET_SCALING = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # the paper's
 _SUITED = {(1, 28, 28): "lenet", (3, 32, 32): "resnet20", (1, 8, 8): "small-cnn"}
 
 
@@ -108,10 +110,15 @@ class Plan:
 
     @cached_property
     def _scaling(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-        """Mean and standard deviation of the channels: the starting network's, or by a pass over the data."""
+        """Mean and standard deviation of the channels: the starting network's, ImageNet's, or measured on the data."""
         if self.start is not None:
             return _scaling_in(self.start.network)
-        return _channel_statistics(self.data) if self.normalize else (None, None)
+        if not self.normalize:
+            return None, None
+        source, _ = source_and_split(self.data.name)
+        if source == "imagenet" and self.data.shape[0] == 3:
+            return _IMAGENET_SCALING
+        return _channel_statistics(self.data)
 
     @cached_property
     def _directions(self) -> torch.Tensor:
@@ -253,7 +260,8 @@ def _principal(data: Dataset, count: int) -> torch.Tensor:
 def _values(data: Dataset, most: int) -> Iterator[npt.NDArray[np.float64]]:
     """All inputs as numbers, part by part, or 10,000 of them spread evenly where there are more than `most`."""
     rows = np.arange(len(data)) if len(data) <= most else np.linspace(0, len(data) - 1, 10_000).astype(int)
-    for part in np.array_split(rows, -(-len(rows) // 1000)):
+    at_once = max(1, min(1000, 2**24 // prod(data.shape)))  # at most 128 MiB as float64
+    for part in np.array_split(rows, -(-len(rows) // at_once)):
         batch = data.batch(part.tolist())
         yield batch.astype(np.float64) / (255 if batch.dtype == np.uint8 else 1)
 
@@ -279,12 +287,14 @@ def run_training(
     test: Dataset | None = None,
     tensorboard: bool = False,
     save_every: float = 60.0,
+    workers: int | None = None,
     on_progress: Callable[[Progress, Trainer], None] | None = None,
 ) -> Trained:
-    """Train into the directory `out`, or go on there with `resume`; a training cut off ends with the same network.
+    """Train into the directory `out`, or resume there; an interrupted training ends with the same network.
 
     The state is saved every `save_every` seconds and when Ctrl-C or another signal asks to end. In the end accuracy is
-    measured on `test`. Under a launcher the processes share every batch, and the first one writes.
+    measured on `test`. Under `torchrun` the processes share every batch, and the first one writes. Image files are
+    decoded by `workers` processes each, by default their share of the CPUs, at most 8.
     """
     measured_on = test if test is not None and test.labels is not None else None
     if measured_on is not None and plan.classifier is None:
@@ -302,7 +312,7 @@ def run_training(
             return Trained(out, record)
         if first:
             _remove_torn(out)
-        session = _Session(plan, out, record, engine, tensorboard and first, save_every)
+        session = _Session(plan, out, record, engine, tensorboard and first, save_every, workers)
         try:
             return session.run(measured_on, on_progress)
         finally:
@@ -376,11 +386,18 @@ class _Session:
     """One process's work on a training, from where the last one stopped."""
 
     def __init__(
-        self, plan: Plan, out: Path, record: dict[str, Any], engine: Engine, tensorboard: bool, save_every: float
+        self,
+        plan: Plan,
+        out: Path,
+        record: dict[str, Any],
+        engine: Engine,
+        tensorboard: bool,
+        save_every: float,
+        workers: int | None,
     ) -> None:
         self.plan, self.out, self.record, self.engine = plan, out, record, engine
-        self.save_every = save_every
-        self.trainer = Trainer(plan.network(), plan.data, plan.settings, engine)
+        self.save_every, self.workers = save_every, workers
+        self.trainer = Trainer(plan.network(), plan.data, plan.settings, engine, workers=workers)
         self.log: list[dict[str, Any]] = []
         self.seconds = 0.0
         if (out / STATE).exists():
@@ -418,6 +435,7 @@ class _Session:
         return looked and bool(self.engine.add_up(torch.tensor(int(wanted), device=self.engine.device)))
 
     def close(self) -> None:
+        self.trainer.batches.close()
         if self._board is not None:
             self._board.close()
 
@@ -448,7 +466,7 @@ class _Session:
         model, settings = self.trainer.finish(), self.plan.settings
         result: dict[str, Any] = {"epochs": settings.epochs, "seconds": round(self._elapsed(), 1)}
         if test is not None:
-            clean, noisy = accuracies_of(model, test, settings.sigma, settings.seed or 0, self.engine.device)
+            clean, noisy = accuracies_of(model, test, settings.sigma, settings.seed or 0, self.engine, self.workers)
             result["test"] = {"data": test.name, "inputs": len(test), "accuracy": clean, "noisy_accuracy": noisy}
         record = {**self.record, "result": result}
         if self.engine.rank == 0:

@@ -20,9 +20,10 @@ from smoothcert.data.dataset import Dataset
 from smoothcert.errors import ModelError
 from smoothcert.sampling import pick_device
 from smoothcert.stats.accuracy import floor_percent
-from smoothcert.training.batches import Batches, generator_for
+from smoothcert.training.batches import Batches
 from smoothcert.training.engine import Engine
 from smoothcert.training.recipes import Draws, parse_recipe
+from smoothcert.training.seeding import generator_for
 from smoothcert.training.settings import LARGEST_SEED, TrainSettings, suitable_augmentations
 
 _BLIND = 1.05  # times the accuracy of giving one answer to everything: no better than that
@@ -58,14 +59,22 @@ class Progress:
 class Trainer:
     """A network on its way through a training; `settings.seed` must be given."""
 
-    def __init__(self, model: nn.Module, data: Dataset, settings: TrainSettings, engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Dataset,
+        settings: TrainSettings,
+        engine: Engine | None = None,
+        *,
+        workers: int | None = None,
+    ) -> None:
         settings.check()
         seed = check_count("seed", settings.seed, least=0, most=LARGEST_SEED)
         self.engine = engine or Engine(pick_device(model, settings.device), settings.precision)
         self.settings, self.recipe = settings, parse_recipe(settings.recipe)
         self.model = model.to(self.engine.device, memory_format=torch.channels_last)
         augment = suitable_augmentations(data.name) if settings.augment is None else settings.augment
-        self.batches = Batches(data, settings.batch_size, seed, augment, self.engine.device)
+        self.batches = Batches(data, settings.batch_size, seed, augment, self.engine, workers)
         self.steps = settings.epochs * self.batches.per_epoch
         self.progress = Progress()
         self.recipe.begin(model)
@@ -111,11 +120,9 @@ class Trainer:
     def _step(self) -> None:
         step, engine = self.progress.step, self.engine
         rows = self.batches.rows(step).to(engine.device)
-        total = len(rows)
-        places = torch.arange(engine.rank, total, engine.world)
-        x, y = self.batches.get(step, places)
+        total, own = len(rows), self.batches.places(step).to(engine.device)
+        x, y = self.batches.get(step)
         generator = generator_for(self._seed, "noise", step, engine.device)
-        own = places.to(engine.device)
         draws = Draws(self.settings.sigma, generator, own, total, self._remembered[rows[own]])
         strength = self.recipe.strength(self.epoch, self.settings.epochs)
         if step and strength != self.recipe.strength((step - 1) / self.batches.per_epoch, self.settings.epochs):
@@ -173,6 +180,7 @@ class Trainer:
                 for own, average in zip(self._averaged(), self._average, strict=True):
                     own.copy_(average)
         self._optimizer.zero_grad()  # leaves no gradients behind
+        self.batches.close()
         return self.model.to(memory_format=torch.contiguous_format).eval()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -212,20 +220,27 @@ def train(
     settings: TrainSettings,
     *,
     on_epoch: Callable[[int, Progress], None] | None = None,
+    workers: int | None = None,
 ) -> nn.Module:
     """Train `model` in place on `data`, with Gaussian noise added before anything else; return it in eval mode.
 
     Normalisation belongs inside the model, where noise has been added already. `on_epoch(epoch, progress)` is called
-    after each epoch. ModelError when the loss is not finite. See `run_training` for ones that can be resumed.
+    after each epoch. Image files are decoded by `workers` processes, by default as many as there are CPUs, at most 8.
+    ModelError when the loss is not finite. See `run_training` for trainings that can be resumed.
     """
-    trainer = Trainer(model, data, settings if settings.seed is not None else replace(settings, seed=fresh_seed()))
-    while trainer.progress.step < trainer.steps:
-        trainer.advance()
-        epoch, place = divmod(trainer.progress.step, trainer.batches.per_epoch)
-        if not place:
-            if on_epoch is not None:
-                on_epoch(epoch - 1, trainer.progress)
-            trainer.start_epoch()
+    if settings.seed is None:
+        settings = replace(settings, seed=fresh_seed())
+    trainer = Trainer(model, data, settings, workers=workers)
+    try:
+        while trainer.progress.step < trainer.steps:
+            trainer.advance()
+            epoch, place = divmod(trainer.progress.step, trainer.batches.per_epoch)
+            if not place:
+                if on_epoch is not None:
+                    on_epoch(epoch - 1, trainer.progress)
+                trainer.start_epoch()
+    finally:
+        trainer.batches.close()
     return trainer.finish()
 
 

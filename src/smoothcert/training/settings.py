@@ -14,12 +14,12 @@ from smoothcert.errors import ConfigError
 from smoothcert.options import OptionalFloat, OptionalInt, OptionalText
 
 LARGEST_SEED = 2**63 - 1
-AUGMENTATIONS = ("crop", "flip", "warp")
+AUGMENTATIONS = ("crop", "resized-crop", "flip", "warp")
 # What leaves an image of these data its class; a mirrored digit is none, and MNIST's authors centred theirs.
 _SUITABLE: dict[str, tuple[str, ...]] = {
     "cifar10": ("crop", "flip"),
     "cifar100": ("crop", "flip"),
-    "imagenet": ("crop", "flip"),
+    "imagenet": ("resized-crop", "flip"),
     "svhn": ("crop",),
 }
 
@@ -52,11 +52,12 @@ class TrainSettings:
     ema: OptionalFloat = None
     """Keep an average of the weights that decays by this factor per step, such as 0.999, and use it at the end."""
     augment: Annotated[
-        tuple[Literal["crop", "flip", "warp"], ...] | None,
-        tyro.conf.arg(metavar="[crop] [flip] [warp]", help_behavior_hint=""),
+        tuple[Literal["crop", "resized-crop", "flip", "warp"], ...] | None,
+        tyro.conf.arg(metavar="[crop] [resized-crop] [flip] [warp]", help_behavior_hint=""),
     ] = None
-    """Shift, mirror or bend images at random; by default shifts and mirrors where they suit the data, and never mirrors
-    for digits."""
+    """Random augmentations. crop: shift by up to an eighth of the side; resized-crop: cut out 8 to 100 % of the area of
+    an image file and resize it; flip: mirror; warp: rotate, shear and bend. Default: what suits the data set, where
+    that is known."""
     seed: OptionalInt = None
     """Same seed, same network. By default a fresh one, recorded."""
     device: OptionalText = None
