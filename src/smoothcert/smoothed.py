@@ -20,7 +20,7 @@ from smoothcert.errors import ConfigError, InputError, ModelChangedError, ModelE
 from smoothcert.execution import Execution, OnTrial
 from smoothcert.inputs import Range, as_float32, check_values, content_id, split_batch
 from smoothcert.models.classifier import Classifier
-from smoothcert.models.contract import Contract, Model, check_contract, evaluating, is_out_of_memory
+from smoothcert.models.contract import Contract, Model, check_contract, evaluating, is_out_of_memory, listening
 from smoothcert.models.hashes import checksums
 from smoothcert.models.layers import split_projection
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
@@ -375,7 +375,7 @@ class Smoothed:
             contract = self._check_model(cases[0].noise, cases[0].x)
             model = self._execution.executed(shape)
             plan = self._execution.plan_for(shape)
-        with evaluating(model):
+        with evaluating(model), listening(self._show_life):
             laid = in_layout(model, channels_last=plan.channels_last and len(shape) == 3)  # once for all rounds
             weights = checksums(laid)  # of a copy perhaps, which the model's own code may change too
             try:
@@ -487,12 +487,10 @@ class Smoothed:
         if x.shape not in self._checked:
             # First as it is, in small batches: whoever measures which way to run it is fastest takes for granted that
             # it runs at all. Then as it will be run, in batches of the size that will be counted.
-            self._check_fit(noise, x)
-            self._show_life()
-            size = self._execution.plan_for(x.shape).batch_size
-            self._show_life()
-            self._checked[x.shape] = self._check_executed(noise, x, size)
-            self._show_life()
+            with listening(self._show_life):
+                self._check_fit(noise, x)
+                size = self._execution.plan_for(x.shape).batch_size
+                self._checked[x.shape] = self._check_executed(noise, x, size)
         return self._checked[x.shape]
 
     def _show_life(self) -> None:

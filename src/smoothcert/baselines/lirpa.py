@@ -33,8 +33,11 @@ class MissingLirpaError(MissingExtraError):
     """auto_LiRPA is not installed."""
 
     def __init__(self) -> None:
+        ImportError.__init__(self)
+
+    def __str__(self) -> str:
         source = "git+https://github.com/Verified-Intelligence/auto_LiRPA"
-        ImportError.__init__(self, f"auto_LiRPA is needed for this: pip install '{source}'")
+        return f"auto_LiRPA is needed for this: pip install '{source}'"
 
 
 class LirpaMargins:

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,19 @@ INFLUENCE = (
     "The samples in a batch influence each other (batch statistics, dynamic quantisation, …): draws would not be "
     "independent and no certificate would be valid. Use fixed statistics."
 )
+
+
+_listener: ContextVar[Callable[[], None]] = ContextVar("listener", default=lambda: None)
+
+
+@contextmanager
+def listening(on_call: Callable[[], None]) -> Iterator[None]:
+    """Have `on_call` called before every call of a model in here: a slow model can then be told from one that hangs."""
+    token = _listener.set(on_call)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 class Contract(NamedTuple):
@@ -92,6 +106,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _call(model: Model, batch: Tensor) -> Tensor:
     shape = tuple(batch.shape)
+    _listener.get()()
     try:
         output = model(batch.clone())
     except Exception as error:
