@@ -375,5 +375,7 @@ def random_honest_models():
         "fresh dropout": lambda: SharedDropout(per_row=True),
         "random labels": lambda: lambda b: torch.randint(CLASSES, (len(b),)),
         "noise on scores": lambda: lambda b: network(b) + torch.randn(len(b), CLASSES),
-        "not random at all": plain,
+        "no answer for some": lambda: (
+            lambda b: torch.where(torch.rand(len(b), 1) < 0.4, math.nan, network(b) + torch.randn(len(b), CLASSES))
+        ),
     }

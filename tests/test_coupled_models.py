@@ -7,7 +7,7 @@ from torch import nn
 
 from coupled_models import CLASSES, coupled_models, honest_models, plain, random_coupled_models, random_honest_models
 from smoothcert import Smoothed, tuning
-from smoothcert.errors import ModelError
+from smoothcert.errors import InputError, ModelError
 from smoothcert.models.classifier import Foreign
 
 IMAGES = np.random.default_rng(0).integers(60, 160, (2, 3, 4, 4)).astype(np.uint8)
@@ -86,6 +86,13 @@ class CoupledWhereBright(nn.Module):
         bright = (batch.flatten(1).mean(1) > 0.6) & (batch.flatten(1).mean(1) < 1.2)
         scores = self.network(batch)
         return torch.where(bright[:, None], scores.roll(1, 0).flip(1), scores)
+
+
+def test_a_known_label_that_is_no_class_is_refused_before_anything_is_drawn():
+    drawn = []
+    with pytest.raises(InputError, match="Nothing was drawn"):
+        smoothed(plain(), on_draws=drawn.append).certify(IMAGES[0], radii=[0.0, 0.1], label=CLASSES)
+    assert sum(drawn) == 0
 
 
 def test_every_input_is_checked_and_the_message_names_it():

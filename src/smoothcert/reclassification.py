@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.errors import ModelError
-from smoothcert.models.agreement import differing, is_labels
+from smoothcert.models.agreement import differing, voted
 from smoothcert.models.contract import INFLUENCE, SHARES_LEVEL, Model, answers_alone
 from smoothcert.records import Votes
 from smoothcert.stats.shares import same_shares_p_value
@@ -79,7 +79,7 @@ class Reclassification:
             )
 
     def _different_shares(self, owners: Sequence[int], alone: Tensor, votes: Sequence[Votes]) -> set[int]:
-        labels = alone if is_labels(alone) else alone.argmax(dim=1)
+        labels = voted(alone)
         refused = set()
         for request in set(owners):
             mine = [int(label) for label, owner in zip(labels.tolist(), owners, strict=True) if owner == request]

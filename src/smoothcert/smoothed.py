@@ -375,6 +375,13 @@ class Smoothed:
             contract = self._check_model(cases[0].noise, cases[0].x)
             model = self._execution.executed(shape)
             plan = self._execution.plan_for(shape)
+        for case in cases:
+            label = getattr(case.procedure, "label", None)
+            if label is not None and label >= contract.num_classes:
+                raise InputError(
+                    f"Expected labels below {contract.num_classes}, the model's number of classes, got {label} for "
+                    f"{case.input_id}. Nothing was drawn."
+                )
         with evaluating(model), listening(self._show_life):
             laid = in_layout(model, channels_last=plan.channels_last and len(shape) == 3)  # once for all rounds
             weights = checksums(laid)  # of a copy perhaps, which the model's own code may change too

@@ -25,6 +25,13 @@ def is_labels(output: Tensor) -> bool:
     return output.ndim == 1 and not output.is_floating_point() and not output.is_complex()
 
 
+def voted(output: Tensor) -> Tensor:
+    """The class [N] that each row votes for, −1 for none: a negative label, or a row with a NaN score."""
+    if is_labels(output):
+        return output.long().clamp(min=-1)
+    return output.argmax(dim=1).masked_fill(output.isnan().any(dim=1), -1)
+
+
 def score_spread(scores: Tensor) -> float:
     """How far apart the scores [N, K] of the classes that are not masked lie, in a typical row."""
     usable = scores.double()

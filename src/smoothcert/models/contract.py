@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from smoothcert.checks import check_count
 from smoothcert.errors import ModelChangedError, ModelError
-from smoothcert.models.agreement import differing, is_labels, score_spread
+from smoothcert.models.agreement import differing, is_labels, score_spread, voted
 from smoothcert.stats.shares import same_shares_p_value
 
 Model = Callable[[Tensor], Any]
@@ -195,8 +195,8 @@ def _check_random(model: Model, probes: Tensor, num_classes: int, batch_size: in
     """
 
     def shares(answers: Tensor) -> list[int]:
-        labels = answers if is_labels(answers) else answers.argmax(dim=1)
-        return torch.bincount(labels.clamp(min=-1).cpu() + 1, minlength=num_classes + 1).tolist()
+        labels = voted(answers).clamp(max=num_classes - 1)  # larger ones are refused when votes are counted
+        return torch.bincount(labels.cpu() + 1, minlength=num_classes + 1).tolist()
 
     def repeated(rows: int) -> Tensor:
         return probes.repeat(-(-rows // len(probes)), *[1] * (probes.ndim - 1))[:rows]
