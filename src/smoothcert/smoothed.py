@@ -123,6 +123,16 @@ def _input_ids(inputs: Sequence[npt.NDArray[np.float32]], index: int | Sequence[
     return [f"index:{number}" for number in numbers]
 
 
+def _check_unchanged(before: tuple[int, ...], model: Model) -> None:
+    """Raise ModelChangedError if the checksums of the weights and buffers are not what they were before."""
+    if checksums(model) != before:
+        raise ModelChangedError(
+            "The model's weights or buffers changed while it was being certified: its draws are not those of one "
+            "classifier. Do not train it at the same time, and make sure that it does not modify its weights in "
+            "eval mode."
+        )
+
+
 class Smoothed:
     """The classifier that answers with the class `model` chooses most often on noisy copies of the input.
 
@@ -388,18 +398,15 @@ class Smoothed:
             try:
                 self._run_rounds(cases, laid, plan, contract)
             except ModelError:
-                self._check_weights(laid, weights)  # which would be the cause
+                self._check_weights()  # which would be the cause
+                _check_unchanged(weights, laid)
                 raise
-            self._check_weights(laid, weights)
+            self._check_weights()
+            _check_unchanged(weights, laid)
 
-    def _check_weights(self, executed: Model, before: tuple[int, ...]) -> None:
-        """Raise ModelChangedError if what was executed, or the model, is not what it was before."""
-        if checksums(executed) != before or checksums(self.model) != self._checked_weights:
-            raise ModelChangedError(
-                "The model's weights or buffers changed while it was being certified: its draws are not those of one "
-                "classifier. Do not train it at the same time, and make sure that it does not modify its weights in "
-                "eval mode."
-            )
+    def _check_weights(self) -> None:
+        """Raise ModelChangedError if the model is not the one whose contract was checked."""
+        _check_unchanged(self._checked_weights, self.model)
 
     def _run_rounds(self, cases: list[_Case], model: Model, plan: Plan, contract: Contract) -> None:
         pending = deque(case for case in cases if not case.running.finished)
@@ -495,9 +502,13 @@ class Smoothed:
             # First as it is, in small batches: whoever measures which way to run it is fastest takes for granted that
             # it runs at all. Then as it will be run, in batches of the size that will be counted.
             with listening(self._show_life):
-                self._check_fit(noise, x)
-                size = self._execution.plan_for(x.shape).batch_size
-                self._checked[x.shape] = self._check_executed(noise, x, size)
+                try:
+                    self._check_fit(noise, x)
+                    size = self._execution.plan_for(x.shape).batch_size
+                    self._checked[x.shape] = self._check_executed(noise, x, size)
+                except ModelError:
+                    self._check_weights()  # whose change would be the cause
+                    raise
         return self._checked[x.shape]
 
     def _show_life(self) -> None:
