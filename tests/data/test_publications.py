@@ -12,12 +12,16 @@ import pytest
 from smoothcert.data import check, fetch, published_folder
 from smoothcert.data.fetching import named, whereabouts
 from smoothcert.data.known import KNOWN, Download
-from smoothcert.data.publications import ATTRIBUTION_FILE, COHEN2019, COHEN2019_VOTES, PUBLICATIONS
+from smoothcert.data.publications import ATTRIBUTION_FILE, COHEN2019, COHEN2019_VOTES, PUBLICATIONS, WONG2018
 from smoothcert.errors import InputError, OutputError
 
-PUBLISHED = Path(__file__).parents[2] / ".." / "shared" / "data" / "published"
+SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
 # Each publication, and the folder that has the same bytes where they are on this machine.
-COPIES = [(COHEN2019, PUBLISHED / "cohen2019"), (COHEN2019_VOTES, PUBLISHED / "accelerated_smoothing")]
+COPIES = [
+    (COHEN2019, SHARED / "published" / "cohen2019"),
+    (COHEN2019_VOTES, SHARED / "published" / "accelerated_smoothing"),
+    (WONG2018, SHARED / "weights" / "wong2018"),
+]
 CONTENT = {"certify/net/sigma_0.25": b"idx\tlabel\n", "predict/net/N_100": b"idx\tpredict\n"}
 
 
@@ -44,6 +48,10 @@ def test_files_come_from_the_publisher_at_a_fixed_commit():
     )
     assert COHEN2019_VOTES.url == (
         "https://raw.githubusercontent.com/FireShadow05/accelerated_smoothing/f56c7bff7084bd38ecc96cfbe49ea205cf460271"
+    )
+    assert WONG2018.url == (
+        "https://raw.githubusercontent.com/locuslab/convex_adversarial/2cd8149249b9e90383af10fc7e9b9fe90166813e/"
+        "models_scaled_l2"
     )
     assert len(COHEN2019.downloads) == 17
     assert [one.file for one in COHEN2019_VOTES.downloads] == [
@@ -103,7 +111,7 @@ def test_what_is_not_there_says_what_to_run(tmp_path):
 def test_a_publication_has_no_splits_and_a_data_set_is_no_publication(logs, server, tmp_path):
     with pytest.raises(InputError, match="no split of cohen2019"):
         fetch("cohen2019", tmp_path, split="test", mirror=server.url)
-    with pytest.raises(InputError, match="one of cohen2019, cohen2019-votes, got 'mnist'"):
+    with pytest.raises(InputError, match="one of cohen2019, cohen2019-votes, wong2018, got 'mnist'"):
         published_folder("mnist", tmp_path)
     with pytest.raises(InputError, match="Did you mean 'cohen2019'"):
         named("cohen2018")

@@ -32,7 +32,7 @@ class Data:
     """What to do."""
     name: Annotated[str, tyro.conf.Positional] = ""
     """What to fetch or check: mnist, fashion-mnist, cifar10, cifar100, svhn; cohen2019 (logs of the paper),
-    cohen2019-votes (votes of its CIFAR-10 networks)."""
+    cohen2019-votes (votes of its CIFAR-10 networks), wong2018 (a network it is compared with)."""
     split: str | None = None
     """Fetch only this split; the extra images of svhn come only when asked for."""
     data_root: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None

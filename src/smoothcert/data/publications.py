@@ -1,4 +1,4 @@
-"""Evidence that others published: logs and votes with their source, licence, citation and SHA-256 sums.
+"""Evidence that others published: logs, votes and a network, with source, licence, citation and SHA-256 sums.
 
 The files are fetched from their publishers at a fixed commit; none of them is part of smoothcert.
 """
@@ -178,4 +178,22 @@ COHEN2019_VOTES = Publication(
     ),
 )
 
-PUBLICATIONS: dict[str, Publication] = {one.name: one for one in (COHEN2019, COHEN2019_VOTES)}
+WONG2018 = Publication(
+    "wong2018",
+    "CIFAR-10 network of Wong et al. 2018, trained for L2 perturbations of 36/255 (a cascade of two wong-cnn)",
+    "locuslab/convex_adversarial",
+    "2cd8149249b9e90383af10fc7e9b9fe90166813e",
+    "models_scaled_l2",
+    "MIT, Copyright (c) 2018 Eric Wong",
+    "E. Wong, F. Schmidt, J. H. Metzen, J. Z. Kolter. Scaling Provable Adversarial Defenses. NeurIPS 2018. "
+    "arXiv:1805.12514",
+    (
+        Download(
+            "cifar_small_36px.pth",
+            1_830_278,
+            "d99894f1fe2866dd3509d3b2a69e16110e58c8d04bd696a070ad6e23d22f11b7",
+        ),
+    ),
+)
+
+PUBLICATIONS: dict[str, Publication] = {one.name: one for one in (COHEN2019, COHEN2019_VOTES, WONG2018)}
