@@ -288,7 +288,7 @@ def test_a_search_that_remembers_what_held_within_smaller_balls_is_corrected_by_
         return margins
 
     monkeypatch.setattr(search._Margins, "__call__", forgetful)
-    cases = list(tiny_cases(6, ["two layers"]))
+    cases = list(tiny_cases(20, ["two layers"]))
     assert list(overclaims(METHODS["adaptive"], cases)) == []
     monkeypatch.setattr(search, "confirmed", lambda _, found: found.double())
     assert any("certified" in word for word in overclaims(METHODS["adaptive"], cases))

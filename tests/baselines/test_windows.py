@@ -9,7 +9,7 @@ from torch import nn
 from smoothcert.baselines.network import read_network
 from smoothcert.baselines.operations import Conv
 from smoothcert.baselines.relaxation import Relaxation, margin_rows
-from smoothcert.baselines.windows import Window, WindowRelaxation, largest
+from smoothcert.baselines.windows import TrainingRelaxation, Window, largest
 from smoothcert.models.layers import Normalize
 
 
@@ -93,11 +93,11 @@ def whole(network, x, eps):
 def again(network, x, eps):
     """Only what bends is computed a second time."""
     with torch.no_grad():
-        known = WindowRelaxation(network, x, eps).intervals
-    return WindowRelaxation(network, x, eps, known)
+        known = TrainingRelaxation(network, x, eps).intervals
+    return TrainingRelaxation(network, x, eps, known)
 
 
-@pytest.mark.parametrize("kind", [WindowRelaxation, again])
+@pytest.mark.parametrize("kind", [TrainingRelaxation, again])
 @pytest.mark.parametrize("name", [*NETWORKS, *ELSEWHERE])
 def test_bounds_and_gradients_are_those_of_the_whole_layers(name, kind):
     model, (x, y, eps) = made({**NETWORKS, **ELSEWHERE}[name]), inputs()
@@ -119,15 +119,15 @@ FEW_BEND = {"two strides": 0.1, "three layers": 0.3, "no ReLU between": 0.3}  # 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_only_units_that_bend_are_computed_a_second_time(name, monkeypatch):
     model, (x, y, eps) = made(NETWORKS[name]), inputs(FEW_BEND.get(name, 0.5))
-    asked, real = [], WindowRelaxation._of_units
+    asked, real = [], TrainingRelaxation._of_units
     expected = whole(read_network(model, SHAPE), x, eps)
     known = {place: tuple(one.detach() for one in pair) for place, pair in expected.intervals.items()}
     monkeypatch.setattr(
-        WindowRelaxation,
+        TrainingRelaxation,
         "_of_units",
         lambda self, place, units: asked.append((place, units.shape[1])) or real(self, place, units),
     )
-    found = WindowRelaxation(read_network(model, SHAPE), x, eps, known)
+    found = TrainingRelaxation(read_network(model, SHAPE), x, eps, known)
     bent = {place: ((low < 0) & (high > 0)).flatten(1).sum(1).max() for place, (low, high) in known.items()}
     sizes = {place: pair[0][0].numel() for place, pair in known.items()}
     assert all(count == (bent[place] if 2 * bent[place] <= sizes[place] else sizes[place]) for place, count in asked)
@@ -142,17 +142,19 @@ def test_only_units_that_bend_are_computed_a_second_time(name, monkeypatch):
 @pytest.mark.parametrize("name", [*NETWORKS, *ELSEWHERE])
 def test_windows_are_used_where_they_help_and_there_only(name, monkeypatch):
     used = []
-    real = WindowRelaxation._along
+    real = TrainingRelaxation._along
     monkeypatch.setattr(
-        WindowRelaxation, "_along", lambda self, place, units: used.append(place) or real(self, place, units)
+        TrainingRelaxation, "_along", lambda self, place, units: used.append(place) or real(self, place, units)
     )
     network, (x, _, eps) = read_network(made({**NETWORKS, **ELSEWHERE}[name]), SHAPE), inputs()
-    relaxed = WindowRelaxation(network, x, eps)
+    relaxed = TrainingRelaxation(network, x, eps)
     images = [place for place in relaxed.intervals if len(network.nodes[place].shape) == 3]
     if name in NETWORKS:
         assert used == images
     elif name == "windows as large as the image":
         assert used == images[:1]
+    elif name == "max-pooling":
+        assert used == images[:2]
     else:
         assert used == []
 

@@ -170,8 +170,8 @@ def test_neither_the_parts_nor_computing_them_twice_changes_anything(most, monke
 
 
 def test_a_part_has_as_many_inputs_as_the_memory_allows(monkeypatch):
-    seen, real = [], dual.WindowRelaxation
-    monkeypatch.setattr(dual, "WindowRelaxation", lambda *given: seen.append(len(given[1])) or real(*given))
+    seen, real = [], dual.TrainingRelaxation
+    monkeypatch.setattr(dual, "TrainingRelaxation", lambda *given: seen.append(len(given[1])) or real(*given))
     # 96 and 32 values of convolutions, of 3 × 3, and of 6 × 3 × 3 and 7 × 7 coefficients; 16 values, of 96.
     monkeypatch.setattr(dual, "_MOST_COEFFICIENTS", 7 * 32 * 6 * 3 * 3 + 1)
     losses_and_gradients(20)

@@ -87,7 +87,7 @@ def lirpa_radii(model: nn.Module, x: Tensor, method: str = "CROWN") -> tuple[Ten
     sizes = margins.scores.abs().amax(1).clamp_min(1.0)
     rounding = _ROUNDING * sizes
     _check_at_inputs(model, margins, x, _AGREEMENT * sizes)
-    found = largest_radius(margins, torch.ones(len(x), dtype=torch.float64, device=x.device))
+    found = largest_radius(margins, torch.full((len(x),), 0.5, dtype=torch.float64, device=x.device))
     return margins.scores.argmax(1), confirmed(margins, found, rounding) * (1 - 1e-9)
 
 

@@ -32,7 +32,7 @@ def _dual(model: nn.Module, shape: Shape) -> Certifier:
 
 
 def _crown(model: nn.Module, shape: Shape) -> Certifier:
-    return partial(RelaxedNetwork.of(model, shape).radii, slopes=("same", "adaptive"))
+    return partial(RelaxedNetwork.of(model, shape).radii, slopes=("adaptive", "same"))
 
 
 def _lirpa(model: nn.Module, shape: Shape) -> Certifier:  # noqa: ARG001 - auto_LiRPA learns it from the inputs

@@ -12,9 +12,9 @@ same bounds cover the rounding of the coefficients themselves, so the result hol
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from smoothcert.baselines.lipschitz import Deviation, Deviations
 from smoothcert.baselines.network import Network, Node
-from smoothcert.baselines.operations import Affine, Input, MaxPool, Relu, Shape, Sum, unit_vectors
+from smoothcert.baselines.operations import Affine, Input, Linear, MaxPool, Relu, Shape, Sum, unit_vectors
 from smoothcert.errors import ModelError
 
 Slopes = Literal["same", "adaptive"]
@@ -118,7 +118,7 @@ class Relaxation:
         norms: dict[int, Tensor] | None = None,
         deviations: Deviations | None = None,
     ) -> None:
-        self._nodes, self._x, self._eps, self._slopes = network.nodes, x, eps, slopes
+        self._nodes, self._x, self._eps, self._slopes = list(network.nodes), x, eps, slopes
         # With the same slopes below and above, both bounds have the same coefficients.
         self._joint = slopes == "same" and not any(isinstance(node.operation, MaxPool) for node in network.nodes)
         self._values = network.values(x)
@@ -131,7 +131,7 @@ class Relaxation:
         self._local: list[Tensor] = []  # bounds [B, *D] on the rounding errors of each operation
         self._sizes: list[Tensor] = []  # bounds [B, *D] on the absolute values of each node
         self.intervals: dict[int, Interval] = {}
-        for place, node in enumerate(self._nodes):
+        for place, node in enumerate(network.nodes):
             if isinstance(node.operation, Relu | MaxPool):
                 source = node.inputs[0]
                 low, high = self._interval(source, self._cheaply(source, known or {}, unit_slopes or {}))
@@ -147,6 +147,39 @@ class Relaxation:
                 raise ModelError(f"Linear relaxation is for ReLU networks; this one has a {kind}.")
             if deviations is not None:
                 self._round(place, deviations)
+            if isinstance(node.operation, Relu):
+                self._remove_inactive(place)
+
+    def _remove_inactive(self, place: int) -> None:
+        """Remove the units of a fully connected layer that the ReLU at `place` turns off in every ball of the batch.
+
+        Their coefficients are zero in all backward passes through this ReLU, and matrix products get smaller without
+        them. `intervals` still has all units.
+        """
+        source = self._nodes[place].inputs[0]
+        layer = self._nodes[source].operation
+        users = [at for at, node in enumerate(self._nodes) if place in node.inputs]
+        readers = [self._nodes[at].operation for at in users]
+        single = [at for at, node in enumerate(self._nodes) if source in node.inputs] == [place]
+        if not (single and isinstance(layer, Linear) and len(self._nodes[place].shape) == 1):
+            return
+        if not all(isinstance(reader, Linear) for reader in readers):
+            return
+        high = self.intervals[source][1]
+        kept = (~(high <= 0)).any(0).nonzero().squeeze(1)  # written so that NaN is kept
+        if len(kept) == high.shape[1]:
+            return
+        shape = (len(kept),)
+        bias = None if layer.bias is None else layer.bias[kept]
+        self._nodes[source] = replace(self._nodes[source], operation=Linear(layer.weight[kept], bias), shape=shape)
+        self._nodes[place] = replace(self._nodes[place], shape=shape)
+        for at in users:
+            reader = cast(Linear, self._nodes[at].operation)
+            self._nodes[at] = replace(self._nodes[at], operation=Linear(reader.weight[:, kept], reader.bias))
+        lines = self._lines[place]
+        self._lines[place] = Lines(lines.lower[:, kept], lines.upper[:, kept], lines.intercept[:, kept])
+        if self._deviations is not None:
+            self._local[source] = self._local[source][:, kept]
 
     def _round(self, place: int, deviations: Deviations) -> None:
         """Note how large the values of a node are, and by how much its operation may be off."""
@@ -361,13 +394,13 @@ def _scattered(values: Tensor, at: Tensor, shape: Shape) -> Tensor:
     return image.scatter_add(3, at[:, None].expand_as(values), values).unflatten(3, shape[1:])
 
 
-def bends(nodes: tuple[Node, ...], place: int) -> bool:
+def bends(nodes: Sequence[Node], place: int) -> bool:
     """True unless a node's values are an affine function of the input."""
     node = nodes[place]
     return isinstance(node.operation, Relu | MaxPool) or any(bends(nodes, i) for i in node.inputs)
 
 
-def start(nodes: tuple[Node, ...], place: int, units: Tensor, like: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+def start(nodes: Sequence[Node], place: int, units: Tensor, like: Tensor) -> tuple[dict[int, Tensor], Tensor]:
     """Units [N] of a node as functions of the nodes before it: coefficients by node, and constants [N].
 
     Quicker than to begin with unit vectors, as a layer's rows are known.

@@ -1,4 +1,4 @@
-"""Linear relaxation for training: the bounds of `Relaxation`, quicker where values depend on a part of the image.
+"""Linear relaxation by windows: the bounds of `Relaxation`, quicker where values depend on a part of the image.
 
 A value of a convolutional layer depends on a window of the layers before, so that its coefficients are zero elsewhere.
 Only those of the window are computed here, for all places of the image at once by one matrix product: on a network of
@@ -7,7 +7,7 @@ two convolutions that is a tenth of the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from smoothcert.baselines.network import Network, Node
 from smoothcert.baselines.operations import Conv, Input, MaxPool, Relu, Scale
-from smoothcert.baselines.relaxation import Interval, Relaxation, bends
+from smoothcert.baselines.relaxation import _MOST_VALUES, Interval, Relaxation, bends
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class _Rows:
     window: Window
     below: Tensor  # the constants of the lower bounds, and of the upper
     above: Tensor
+    slack: Tensor  # what rounding may change
 
     def shifted(self, offset: Tensor | None) -> _Rows:
         """With an offset [C, 1, 1] of the node taken into the constants."""
@@ -82,12 +83,6 @@ class _Rows:
         values = (self.values.flatten(-3) @ matrix.flatten(1)).unflatten(-1, (matrix.shape[1], *window.size))
         return replace(shifted, values=values, window=window)
 
-    def only(self, units: Tensor, places: int) -> _Rows:
-        """Those at some places [B, S] among all, given as channel · L + place."""
-        at = units if self.values.shape[2] > 1 else units // places
-        parts = (one.expand(self.values.shape[:3]).flatten(1, 2)[0][at] for one in (self.below, self.above))
-        return _Rows(self.values.flatten(1, 2)[0][at], self.window, *parts)
-
 
 def largest(network: Network) -> int:
     """How many coefficients of one input are held at a time at most, in the bounds of all nodes."""
@@ -98,7 +93,7 @@ def largest(network: Network) -> int:
     return max(found)
 
 
-def _coefficients(nodes: tuple[Node, ...], place: int) -> int:
+def _coefficients(nodes: Sequence[Node], place: int) -> int:
     """How many coefficients the values of a node have together, at most, in any node before it."""
     units, path = prod(nodes[place].shape), _path(nodes, place)
     if path is None:
@@ -106,7 +101,7 @@ def _coefficients(nodes: tuple[Node, ...], place: int) -> int:
     return units * max(nodes[at].shape[0] * prod(window.size) for at, window in path)
 
 
-def _path(nodes: tuple[Node, ...], place: int) -> list[tuple[int, Window]] | None:
+def _path(nodes: Sequence[Node], place: int) -> list[tuple[int, Window]] | None:
     """The nodes that lead to a node from the input, backwards, with the window of each that a value depends on.
 
     None where windows do not help: unless they are all images with convolutions between them, and smaller than those.
@@ -130,7 +125,113 @@ def _by_channel(scale: Scale) -> bool:
 
 
 class WindowRelaxation(Relaxation):
-    """Bounds as `Relaxation` has them, with the same slopes below and above, those of convolutions by windows.
+    """Bounds as `Relaxation` has them, those of convolutional layers by windows."""
+
+    def _interval(self, place: int, known: Interval | None) -> Interval:
+        """Bounds of a node's values."""
+        if known is not None or self._path(place) is None or not bends(self._nodes, place):
+            return super()._interval(place, known)
+        low, high = self._by_windows(place, None)
+        return low.view(-1, *self._nodes[place].shape), high.view(-1, *self._nodes[place].shape)
+
+    def _of_units(self, place: int, units: Tensor) -> Interval:
+        """Bounds [B, S] of some values of a node, by their places [B, S] in it."""
+        if self._path(place) is None:
+            return super()._of_units(place, units)
+        count, batch = prod(self._nodes[place].shape), len(units)
+        coefficients = _coefficients(self._nodes, place) // count * batch * (1 if self._joint else 2)
+        if 2 * units.shape[1] > count and count * coefficients <= _MOST_VALUES:  # quicker all at once
+            low, high = (one.flatten(1).gather(1, units) for one in self._by_windows(place, None))
+            return low, high
+        size = max(1, _MOST_VALUES // coefficients)
+        parts = [self._by_windows(place, part) for part in units.split(size, dim=1)]
+        return torch.cat([low for low, _ in parts], 1), torch.cat([high for _, high in parts], 1)
+
+    def _row_norms(self, place: int) -> Tensor:
+        """The norms [D] of the rows of a node that is an affine function of the input."""
+        if self._path(place) is None:
+            return super()._row_norms(place)
+        if place not in self._norms:
+            channels, *places = self._nodes[place].shape
+            rows = self._along(place, None).values[0, :channels]  # the rest are the same with the other sign
+            norms = rows.flatten(-3).square().sum(-1).clamp_min(1e-30).sqrt()  # a norm has no gradient at 0
+            self._norms[place] = norms.expand(channels, prod(places)).flatten()
+        return self._norms[place]
+
+    def _path(self, place: int) -> list[tuple[int, Window]] | None:
+        return _path(self._nodes, place)
+
+    def _by_windows(self, place: int, units: Tensor | None) -> Interval:
+        """Bounds [B, O, L] of all values of a node, or of some [B, S]."""
+        rows = self._along(place, units)
+        if units is not None and not self._joint:
+            units = torch.cat([units, units], 1)
+        center = _products(rows.values, self._seen(self._x, rows.window, place, units))
+        squares = rows.values.flatten(-3).square().sum(-1)
+        eps = self._eps.view(-1, *[1] * (center.ndim - 1))
+        reach = eps * squares.clamp_min(1e-30).sqrt() * self._outward + rows.slack
+        low, high = center + rows.below - reach, center + rows.above + reach
+        if self._joint:
+            return low, high
+        low, negative = low.chunk(2, dim=1)
+        return low, -negative
+
+    def _along(self, place: int, units: Tensor | None) -> _Rows:
+        """Values of a node as functions of the input; unless both bounds are joint, followed by their negatives."""
+        path, (channels, *places) = self._path(place) or [], self._nodes[place].shape
+        values = torch.eye(channels, dtype=self._x.dtype, device=self._x.device).view(1, channels, 1, channels, 1, 1)
+        if units is not None:
+            values = values.view(channels, channels, 1, 1)[units // prod(places)]
+        if not self._joint:
+            values = torch.cat([values, -values], 1)
+            units = None if units is None else torch.cat([units, units], 1)
+        nothing = values.new_zeros(values.shape[:-3])
+        rows = _Rows(values, Window(), nothing, nothing, nothing)
+        for (here, _), (before, window) in pairwise(path):
+            operation, after = self._nodes[here].operation, self._nodes[before].operation
+            rounds = here == place or self._rounds(here)
+            if rounds and self._deviations is not None and bends(self._nodes, place):
+                errors = self._seen(self._local[here], rows.window, place, units)
+                rows = replace(rows, slack=rows.slack + _products(rows.values.abs(), errors))
+            if isinstance(operation, Relu):
+                rows = self._bent(rows, here, place, units)
+            elif isinstance(operation, Scale):
+                rows = rows.shifted(operation.offset()).scaled(operation.factor)
+            elif isinstance(operation, Conv):
+                rows = rows.before(operation, window)
+                if not isinstance(after, Relu):  # whose slopes are 0 where there is no image
+                    image = self._x.new_ones(1, 1, *self._nodes[before].shape[1:])
+                    rows = rows.scaled(self._seen(image, window, place, units))
+        return rows
+
+    def _bent(self, rows: _Rows, here: int, place: int, units: Tensor | None) -> _Rows:
+        """Through the lines around ReLU: by the line above where a coefficient is negative, else by the one below."""
+        lines, negative = self._lines[here], rows.values.clamp_max(0)
+        upper, intercept = (self._seen(one, rows.window, place, units) for one in (lines.upper, lines.intercept))
+        below = _products(negative, intercept)
+        if self._joint:
+            above = _products(rows.values, intercept) - below
+            values = rows.values * upper
+        else:
+            above = below
+            lower = self._seen(lines.lower, rows.window, place, units)
+            values = (rows.values - negative) * lower + negative * upper
+        return replace(rows, values=values, below=rows.below + below, above=rows.above + above)
+
+    def _seen(self, image: Tensor, window: Window, place: int, units: Tensor | None) -> Tensor:
+        """The windows of an image that a node's values see: [B, 1, L, C, h, w] for all, [B, S, C, h, w] for some."""
+        places = self._nodes[place].shape[1:]
+        found = window.of(image, (places[0], places[1]))
+        if units is None:
+            return found[:, None]
+        at = units % prod(places)
+        if len(found) == 1:
+            return found[0][at]
+        return found[torch.arange(len(units), device=units.device)[:, None], at]
+
+
+class TrainingRelaxation(WindowRelaxation):
+    """Bounds with gradients, with the same slopes below and above.
 
     `known` may be the intervals of a relaxation of the same network around the same inputs. They say which units can
     bend, and only the bounds of these are computed again: no others have a gradient.
@@ -138,13 +239,6 @@ class WindowRelaxation(Relaxation):
 
     def __init__(self, network: Network, x: Tensor, eps: Tensor, known: Mapping[int, Interval] | None = None) -> None:
         super().__init__(network, x, eps, "same", known=known)
-
-    def _interval(self, place: int, known: Interval | None) -> Interval:
-        """Bounds of a node's values."""
-        if self._path(place) is None or (known is not None and bends(self._nodes, place)):
-            return super()._interval(place, known)
-        low, high = self._by_windows(place, None)
-        return low.view(-1, *self._nodes[place].shape), high.view(-1, *self._nodes[place].shape)
 
     def _narrowed(self, place: int, known: Interval) -> Interval:
         """Known bounds, computed again where they leave open what the next operation does."""
@@ -156,62 +250,6 @@ class WindowRelaxation(Relaxation):
         found = zip(known, self._of_units(place, units) if most else known, strict=True)
         low, high = (old.flatten(1).scatter(1, units, new.flatten(1)).view_as(old) for old, new in found)
         return low, high
-
-    def _of_units(self, place: int, units: Tensor) -> Interval:
-        """Bounds [B, S] of some values of a node, by their places [B, S] in it."""
-        if self._path(place) is None:
-            return super()._of_units(place, units)
-        return self._by_windows(place, units)
-
-    def _path(self, place: int) -> list[tuple[int, Window]] | None:
-        return _path(self._nodes, place) if self._joint else None
-
-    def _by_windows(self, place: int, units: Tensor | None) -> Interval:
-        """Bounds [B, O, L] of all values of a node, or of some [B, S]."""
-        rows = self._along(place, units)
-        center = _products(rows.values, self._seen(self._x, rows.window, place, units))
-        squares = rows.values.flatten(-3).square().sum(-1)
-        eps = self._eps.view(-1, *[1] * (center.ndim - 1))
-        reach = eps * squares.clamp_min(1e-30).sqrt()  # a norm has no gradient at 0
-        return center + rows.below - reach, center + rows.above + reach
-
-    def _along(self, place: int, units: Tensor | None) -> _Rows:
-        """Values of a node as functions of the input."""
-        path, (channels, *places) = self._path(place) or [], self._nodes[place].shape
-        begin = torch.eye(channels, dtype=self._x.dtype, device=self._x.device).view(1, channels, 1, channels, 1, 1)
-        nothing = begin.new_zeros(1, channels, 1)
-        rows, some = _Rows(begin, Window(), nothing, nothing), None
-        for (here, _), (before, window) in pairwise(path):
-            operation, after = self._nodes[here].operation, self._nodes[before].operation
-            if isinstance(operation, Relu):
-                if units is not None and some is None:  # up to the first ReLU they are the same for all inputs
-                    rows, some = rows.only(units, prod(places)), units
-                rows = self._bent(rows, here, place, some)
-            elif isinstance(operation, Scale):
-                rows = rows.shifted(operation.offset()).scaled(operation.factor)
-            elif isinstance(operation, Conv):
-                rows = rows.before(operation, window)
-                if not isinstance(after, Relu):  # whose slopes are 0 where there is no image
-                    image = self._x.new_ones(1, 1, *self._nodes[before].shape[1:])
-                    rows = rows.scaled(self._seen(image, window, place, some))
-        return rows
-
-    def _bent(self, rows: _Rows, here: int, place: int, units: Tensor | None) -> _Rows:
-        """Through the lines around ReLU, which are one above the other."""
-        lines, negative = self._lines[here], rows.values.clamp_max(0)
-        slope, intercept = (self._seen(one, rows.window, place, units) for one in (lines.upper, lines.intercept))
-        below = _products(negative, intercept)
-        above = _products(rows.values, intercept) - below
-        return _Rows(rows.values * slope, rows.window, rows.below + below, rows.above + above)
-
-    def _seen(self, image: Tensor, window: Window, place: int, units: Tensor | None) -> Tensor:
-        """The windows of an image that a node's values see: [B, 1, L, C, h, w] for all, [B, S, C, h, w] for some."""
-        places = self._nodes[place].shape[1:]
-        found = window.of(image, (places[0], places[1]))
-        if units is None:
-            return found[:, None]
-        at = (units % prod(places)).view(*units.shape, 1, 1, 1).expand(-1, -1, *found.shape[2:])
-        return found.expand(len(units), *found.shape[1:]).gather(1, at)
 
 
 def _products(values: Tensor, windows: Tensor) -> Tensor:

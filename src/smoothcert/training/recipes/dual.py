@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from smoothcert.baselines.network import Network
 from smoothcert.baselines.relaxation import margin_rows
-from smoothcert.baselines.windows import WindowRelaxation, largest
+from smoothcert.baselines.windows import TrainingRelaxation, largest
 from smoothcert.errors import ConfigError
 from smoothcert.training.recipes.base import Draws, Losses, Recipe, accuracies, check_at_least
 from smoothcert.training.recipes.reading import exactly, layers_of
@@ -75,11 +75,11 @@ class Dual(Recipe):
         What leads to the gradient is computed again when it is needed rather than kept.
         """
         with torch.no_grad(), exactly(x):
-            known = WindowRelaxation(network, x, eps).intervals
+            known = TrainingRelaxation(network, x, eps).intervals
 
         def bounded(some: Tensor) -> Tensor:
             with exactly(some):
                 rows = margin_rows(y, network.nodes[-1].shape[0], some)
-                return WindowRelaxation(network, some, eps, known).lower(rows)
+                return TrainingRelaxation(network, some, eps, known).lower(rows)
 
         return checkpoint(bounded, x, use_reentrant=False, preserve_rng_state=False)
