@@ -250,9 +250,15 @@ def _max_pool_last(d: int, h: int, k: int) -> tuple[nn.Module, tuple[int, ...]]:
     return nn.Sequential(*layers), (1, 2, 2)
 
 
+def _wide(d: int, h: int, k: int) -> tuple[nn.Module, tuple[int, ...]]:
+    """A first layer with fewer units than inputs."""
+    return nn.Sequential(nn.Linear(d, d - 1), nn.ReLU(), nn.Linear(d - 1, h), nn.ReLU(), nn.Linear(h, k)), (d,)
+
+
 FAMILIES: dict[str, Callable[[int, int, int], tuple[nn.Module, tuple[int, ...]]]] = {
     "one layer": _one_layer,
     "two layers": _two_layers,
+    "more inputs than units": _wide,
     "residual": _residual,
     "residual, then ReLU": _residual_relu,
     "convolution": _convolution,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from baselines.claims import METHODS, escapes, overclaims, tiny_cases, undercuts
 from baselines.oracles import FAMILIES, Case, Residual, dense, random_network, steep_case
 from smoothcert.baselines import lipschitz, relaxation, search, spectral
+from smoothcert.baselines.entry import Entry
 from smoothcert.baselines.network import read_network
 from smoothcert.baselines.operations import Affine, Conv, Shape, Sum
 from smoothcert.baselines.relaxation import Lines, Pooled, Relaxation, margin_rows
@@ -213,7 +214,27 @@ def slow_units(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(search, "deviations", lipschitz.Deviations)
 
 
+def removed_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Units removed that are off at x, though not in the whole ball."""
+    real = Relaxation._remove_inactive
+
+    def patched(self: Relaxation, place: int) -> None:
+        source = self._nodes[place].inputs[0]
+        low, high = self.intervals[source]
+        self.intervals[source] = low, torch.where(self._values[source] < 0, 0 * high, high)
+        real(self, place)
+        self.intervals[source] = low, high
+
+    patch.setattr(Relaxation, "_remove_inactive", patched)
+
+
+def entry_too_short(patch: pytest.MonkeyPatch) -> None:
+    real = Entry.norms
+    patch.setattr(Entry, "norms", lambda self, rows: 0.9 * real(self, rows))
+
+
 EVERY = tuple(FAMILIES)
+WIDE = ("more inputs than units",)
 POOLING = ("max-pool, then ReLU", "ReLU, then max-pool")
 RELAXED: dict[str, tuple[Patch, str, tuple[str, ...]]] = {
     "no intercept": (with_lines(intercept=0.0), "same", EVERY),
@@ -230,6 +251,8 @@ RELAXED: dict[str, tuple[Patch, str, tuple[str, ...]]] = {
     "the least instead of the most": (least_instead_of_most, "adaptive", POOLING),
     "a rival dropped": (drop_a_rival, "adaptive", EVERY),
     "a ball too small": (smaller_reach, "adaptive", EVERY),
+    "units removed that may be on": (removed_too_early, "adaptive", ("one layer", "two layers")),
+    "norms of the entry too small": (entry_too_short, "same", WIDE),
     "units said to be slower than they are": (slow_units, "same", ("two layers", "residual")),
 }
 

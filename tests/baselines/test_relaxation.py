@@ -11,6 +11,7 @@ from torch.nn import functional
 from baselines.claims import escapes, undercuts
 from baselines.oracles import FAMILIES, Residual, random_network
 from smoothcert.baselines import relaxation
+from smoothcert.baselines.entry import find_entry
 from smoothcert.baselines.lipschitz import Deviations
 from smoothcert.baselines.network import Network, Node, read_network
 from smoothcert.baselines.operations import Input, MaxPool, Relu, Sorting
@@ -25,6 +26,7 @@ from smoothcert.baselines.relaxation import (
     start,
 )
 from smoothcert.errors import ModelError
+from smoothcert.models.architectures import mlp
 from smoothcert.training.loop import seeded
 
 SLOPES = ("same", "adaptive")
@@ -91,13 +93,14 @@ def slopes_of(network: Network) -> dict[int, Tensor]:
 def with_what_is_known(network: Network, x: Tensor, eps: Tensor, slopes, how: str) -> Relaxation:
     known = Relaxation(network, x, 1.5 * eps, slopes).intervals if "known" in how else None
     fast = slopes_of(network) if "slopes" in how else None
-    return Relaxation(network, x, eps, slopes, known=known, unit_slopes=fast)
+    entry = find_entry(network) if "entry" in how else None
+    return Relaxation(network, x, eps, slopes, known=known, unit_slopes=fast, entry=entry)
 
 
 # ---- intervals and lower bounds hold ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["nothing", "known", "slopes", "known and slopes"])
+@pytest.mark.parametrize("how", ["nothing", "known", "slopes", "known and slopes", "entry", "known, slopes, entry"])
 @both_slopes
 @every_network
 def test_at_no_point_of_the_ball_a_value_is_outside_its_interval(name, slopes, how):
@@ -114,7 +117,7 @@ def test_no_point_of_the_ball_is_below_the_bound_of_a_linear_function(name, slop
     network, x, eps = setting(name)
     classes = network.nodes[-1].shape[0]
     rows = torch.cat([drawn(4, 3, classes, seed=3), torch.eye(classes, dtype=torch.float64).expand(4, -1, -1)], 1)
-    for how in ("nothing", "known and slopes"):
+    for how in ("nothing", "known and slopes", "known, slopes, entry"):
         relaxed = with_what_is_known(network, x, eps, slopes, how)
         assert list(undercuts(relaxed, network, x, eps, rows)) == []
 
@@ -275,6 +278,43 @@ def test_the_adaptive_slope_is_the_one_that_leaves_less_room():
     assert relu_lines(low, high, "adaptive").lower.tolist() == [1.0, 0.0, 1.0]
     same = relu_lines(low, high, "same")
     assert torch.equal(same.lower, same.upper)
+
+
+# ---- units that are off -------------------------------------------------------------------------------------------
+
+
+def wide_and_deep() -> Network:
+    model = seeded(lambda: nn.Sequential(*mlp(9, 8, 8, 8)[1:]), seed=3)
+    return read_network(model.double().requires_grad_(False), (9,))
+
+
+@both_slopes
+@pytest.mark.parametrize("entered", [False, True])
+def test_removing_units_that_are_off_changes_no_bound(monkeypatch, slopes, entered):
+    network, x = wide_and_deep(), drawn(3, 9, seed=2)
+    eps = torch.tensor([0.05, 0.1, 0.2], dtype=torch.float64)
+    rows = margin_rows(network(x).argmax(1), 10, x)
+    for inputs in (slice(None), slice(0, 1)):  # off for all of a batch, or for one input
+        found = []
+        for removing in (True, False):
+            with monkeypatch.context() as patch:
+                if not removing:
+                    patch.setattr(Relaxation, "_remove_inactive", lambda *_: None)
+                entry = find_entry(network) if entered else None
+                given = network, x[inputs], eps[inputs], slopes
+                relaxed = Relaxation(*given, entry=entry, deviations=Deviations(network))
+            found.append([relaxed.lower(rows[inputs]), *(one for pair in relaxed.intervals.values() for one in pair)])
+            smaller = [len(node.shape) and node.shape[0] < 8 for node in relaxed._nodes[1:-1]]
+            assert any(smaller) == removing
+        for ours, expected in zip(*found, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_units_that_are_no_numbers_are_not_removed():
+    network = wide_and_deep()
+    relaxed = Relaxation(network, torch.full((1, 9), torch.nan).double(), torch.ones(1).double(), "same")
+    assert [node.shape for node in relaxed._nodes] == [node.shape for node in network.nodes]
+    assert relaxed.lower(torch.ones(1, 1, 10).double()).isnan().all()
 
 
 # ---- max-pooling --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from baselines.claims import in_balls
 from baselines.oracles import FAMILIES, random_network
 from smoothcert.baselines import lipschitz, relaxation, rounding
+from smoothcert.baselines.entry import find_entry
 from smoothcert.baselines.lipschitz import Deviations, lipschitz_radii
 from smoothcert.baselines.methods import make_certifier
 from smoothcert.baselines.network import Network, read_network
@@ -25,6 +26,7 @@ from smoothcert.baselines.operations import Affine, Conv, Linear, Operation, Res
 from smoothcert.baselines.relaxation import Relaxation, margin_rows
 from smoothcert.baselines.rounding import Rounding, gamma, unit_roundoff
 from smoothcert.baselines.spectral import norm_upper
+from smoothcert.baselines.windows import WindowRelaxation
 from smoothcert.models.architectures import mlp
 from smoothcert.training.loop import seeded
 
@@ -234,7 +236,15 @@ def outside(network: Network, x: Tensor, eps: Tensor, points: int = 12) -> list[
     """Executions within eps [B] of x [B, *D] outside of the intervals, margins and deviations found for them."""
     deviations = Deviations(network)
     relaxed = {
-        slopes: Relaxation(network, x, eps, slopes, deviations=deviations, unit_slopes=slopes_by_place)
+        slopes: WindowRelaxation(
+            network,
+            x,
+            eps,
+            slopes,
+            deviations=deviations,
+            unit_slopes=slopes_by_place,
+            entry=find_entry(network),
+        )
         for slopes in ("same", "adaptive")
         for slopes_by_place in ({}, dict(enumerate(deviations.slopes)))
         if slopes == "same" or slopes_by_place
@@ -318,6 +328,11 @@ def no_growth(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lipschitz, "norm_upper", lambda *_: torch.ones((), dtype=torch.float64))
 
 
+def exact_entry(patch: pytest.MonkeyPatch) -> None:
+    real = Relaxation._at_entry
+    patch.setattr(Relaxation, "_at_entry", lambda self, place: (real(self, place)[0], 0 * real(self, place)[1]))
+
+
 EXECUTION_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "no error of an operation": no_local_error,
     "errors of a few terms only": of_fewer_terms,
@@ -335,6 +350,7 @@ EXECUTION_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "affine functions of the input taken for exact": lambda p: p.setattr(
         Relaxation, "_deviation", lambda self, place: 0 * self._values[place]
     ),
+    "the entry taken for exact": exact_entry,
     "errors not carried through": lambda p: p.setattr(
         Deviations,
         "_through",

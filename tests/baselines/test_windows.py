@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from smoothcert.baselines.lipschitz import Deviations
 from smoothcert.baselines.network import read_network
 from smoothcert.baselines.operations import Conv
 from smoothcert.baselines.relaxation import Relaxation, margin_rows
-from smoothcert.baselines.windows import TrainingRelaxation, Window, largest
+from smoothcert.baselines.windows import TrainingRelaxation, Window, WindowRelaxation, largest
 from smoothcert.models.layers import Normalize
 
 
@@ -111,6 +114,27 @@ def test_bounds_and_gradients_are_those_of_the_whole_layers(name, kind):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
     shares = [((low < 0) & (high > 0)).double().mean().item() for low, high in relaxed.intervals.values()]
     assert all(0 < share < 1 for share in shares), "bounds of units of one kind alone would prove little"
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("slopes", ["same", "adaptive"])
+@pytest.mark.parametrize("name", [*NETWORKS, *ELSEWHERE])
+@torch.no_grad()
+def test_certified_bounds_are_those_of_the_whole_layers(name, slopes, known):
+    model, (x, y, eps) = made({**NETWORKS, **ELSEWHERE}[name]), inputs(0.5)
+    network = replace(read_network(model, SHAPE), dtype=torch.float32)  # so that rounding errors are not tiny
+    deviations = Deviations(network)
+    unit_slopes = dict(enumerate(deviations.slopes))
+    found = []
+    for kind in (Relaxation, WindowRelaxation):
+        options = {"deviations": deviations, "unit_slopes": unit_slopes if known else None}
+        relaxed = kind(network, x, eps, slopes, **options)
+        without = kind(network, x, eps, slopes, unit_slopes=options["unit_slopes"])
+        margins = relaxed.lower(margin_rows(y, 3, x))
+        assert (margins < without.lower(margin_rows(y, 3, x)) - 1e-8).all(), "rounding is not charged"
+        found.append([*(one for pair in relaxed.intervals.values() for one in pair), margins])
+    for expected, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-11)
 
 
 FEW_BEND = {"two strides": 0.1, "three layers": 0.3, "no ReLU between": 0.3}  # elsewhere at a radius of 0.5

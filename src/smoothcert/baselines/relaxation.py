@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from smoothcert.baselines.entry import Entry
 from smoothcert.baselines.lipschitz import Deviation, Deviations
 from smoothcert.baselines.network import Network, Node
 from smoothcert.baselines.operations import Affine, Input, Linear, MaxPool, Relu, Shape, Sum, unit_vectors
@@ -100,10 +101,10 @@ class Relaxation:
     """Bounds of a network's values for inputs within L2 balls around x [B, *D], of radii eps [B].
 
     `known` are bounds of nodes' values that hold already, such as those within a larger ball, and `unit_slopes` say how
-    fast values can change at most: what they decide is not computed anew. `norms` keeps what depends on the weights
-    alone, for the next relaxation of the same network. With the network's `deviations` bounds hold for all executions,
-    which the module in floating point is one of, and are proved if the network is in float64; without, they hold in
-    exact arithmetic.
+    fast values can change at most: what they decide is not computed again. `norms` keeps what depends on the weights
+    alone, for the next relaxation of the same network; `entry` is the network's `find_entry`. With the network's
+    `deviations` bounds hold for all executions, which the module in floating point is one of, and are proved if the
+    network is in float64; without, they hold in exact arithmetic.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Relaxation:
         known: Mapping[int, Interval] | None = None,
         unit_slopes: Mapping[int, Tensor] | None = None,
         norms: dict[int, Tensor] | None = None,
+        entry: Entry | None = None,
         deviations: Deviations | None = None,
     ) -> None:
         self._nodes, self._x, self._eps, self._slopes = list(network.nodes), x, eps, slopes
@@ -125,11 +127,13 @@ class Relaxation:
         self._norms: dict[int, Tensor] = {} if norms is None else norms
         self._lines: dict[int, Lines] = {}
         self._pools: dict[int, Pooled] = {}
+        self._entry = entry
         self._deviations = deviations
         self._outward = 1.0 if deviations is None else 1 + deviations.rounding.own
         self._deviated: list[Deviation] = []
         self._local: list[Tensor] = []  # bounds [B, *D] on the rounding errors of each operation
         self._sizes: list[Tensor] = []  # bounds [B, *D] on the absolute values of each node
+        self._kept: Tensor | slice = slice(None)  # the units of the entry that were not removed
         self.intervals: dict[int, Interval] = {}
         for place, node in enumerate(network.nodes):
             if isinstance(node.operation, Relu | MaxPool):
@@ -180,6 +184,9 @@ class Relaxation:
         self._lines[place] = Lines(lines.lower[:, kept], lines.upper[:, kept], lines.intercept[:, kept])
         if self._deviations is not None:
             self._local[source] = self._local[source][:, kept]
+        if self._entry is not None and source == self._entry.place:
+            self._entry = self._entry.only(kept)
+            self._kept = kept
 
     def _round(self, place: int, deviations: Deviations) -> None:
         """Note how large the values of a node are, and by how much its operation may be off."""
@@ -295,22 +302,40 @@ class Relaxation:
         return total
 
     def _at_input(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """The value at x, and how far it changes within the ball, of linear functions [B, S, *D] of the input."""
+        """The value at x, and how far it changes within the ball, of linear functions [B, S, *D] of the input.
+
+        Of functions of the entry's values, if the network has an entry.
+        """
+        eps = self._eps[:, None] * self._outward
+        if self._entry is not None:
+            values, errors = self._at_entry(self._entry.place)
+            center = torch.einsum("bsd,bd->bs", coefficients, values)
+            return center, eps * self._entry.norms(coefficients) + _weighed(coefficients, errors)
         flat = coefficients.flatten(2)
         center = torch.einsum("bsd,bd->bs", flat, self._x.flatten(1))
         # A norm has no gradient at 0.
-        return center, self._eps[:, None] * flat.square().sum(2).clamp_min(1e-30).sqrt() * self._outward
+        return center, eps * flat.square().sum(2).clamp_min(1e-30).sqrt()
+
+    def _at_entry(self, place: int) -> tuple[Tensor, Tensor]:
+        """The values [B, D] of the entry at x, and bounds on what rounding may change in them and in their products."""
+        values = self._values[place][:, self._kept]
+        if self._deviations is None:
+            return values, torch.zeros_like(values)
+        products = self._sizes[place] + 2 * self._eps[:, None] * self._row_norms(place)
+        errors = self._deviated[place].each + self._deviations.rounding.own * products
+        return values, errors[:, self._kept]
 
     def _back(
         self, pending: dict[int, Tensor], constant: Tensor, slack: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Functions of nodes' values, with coefficients `pending` [B, S, *D], as ones of the input.
+        """Functions of nodes' values, with coefficients `pending` [B, S, *D], as ones of the input or of the entry.
 
         Their coefficients, and constants [B, S] with which they bound from below and, if both are joint, from above.
         `slack` [B, S] is what rounding may change already; without it, rounding is left out.
         """
         below = above = constant
-        for here in range(max(pending), 0, -1):
+        end = 0 if self._entry is None or slack is None else self._entry.place
+        for here in range(max(pending), end, -1):
             node = self._nodes[here]
             if here not in pending:
                 continue
@@ -334,7 +359,9 @@ class Relaxation:
                 _put(pending, source, rows)
         if slack is not None:
             below, above = below - slack, above + slack
-        return pending.get(0, self._x.new_zeros(*below.shape, *self._x.shape[1:])), below, above
+        if end not in pending:
+            pending[end] = self._x.new_zeros(*below.shape, *self._nodes[end].shape)
+        return pending[end], below, above
 
     def _rounds(self, place: int) -> bool:
         """True for operations that round.

@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from smoothcert.baselines.entry import find_entry
 from smoothcert.baselines.lipschitz import deviations, of_numbers_only
 from smoothcert.baselines.network import Network
 from smoothcert.baselines.operations import MaxPool, Relu, Shape
@@ -109,6 +110,7 @@ class _Margins:
             known=known,
             unit_slopes=self._unit_slopes,
             norms=self._norms,
+            entry=find_entry(self._network),
             deviations=self._deviations,
         )
         margins = relaxed.lower(self._rows[places]).amin(1)
