@@ -282,12 +282,14 @@ one more "at all but the smallest radii".
 """
 FIGURE_13 = f"""## Figure 13: Lipschitz margin and CROWN
 
-`wong-cnn` trained with `{MARGIN_13}` and certified by its Lipschitz constants (Tsuzuku et al. 2018), the 7-layer MLP
-trained without noise and certified by CROWN (Zhang et al. 2018), and a ResNet-20 trained for ten epochs and smoothed
-with σ = {SIGMA_13:g}, the paper's level beside the Lipschitz margin. Every 100th test image.
+`wong-cnn` trained with a margin (`{MARGIN_13}`) and certified by Lipschitz constants (Tsuzuku et al. 2018);
+the 7-layer MLP trained without noise and certified by CROWN (Zhang et al. 2018); and a ResNet-20 smoothed with σ =
+{SIGMA_13:g}. Every 100th test image.
 
-The paper uses networks of the authors: a WRN-16-4 with c = 0.1 on SVHN, and a 7-layer MLP on CIFAR-10 beside smoothing
-with σ = 1.2. It finds that smoothing "attains higher certified accuracy" than both.
+The paper compares the released networks of these authors with smoothed ResNets of 20 layers: a WRN-16-4 with c = 0.1 on
+SVHN, where it smooths with σ = 0.1, and a 7-layer MLP on CIFAR-10, where it smooths with σ = 1.2. It finds that
+smoothing "attains higher certified accuracy" than both. Here σ = {SIGMA_13:g} serves for both, and smoothing certifies
+nothing beyond its largest possible radius, 0.38 with 100,000 draws.
 """
 SETTINGS = """## Settings
 
@@ -305,15 +307,17 @@ included. All radii are in pixels in [0, 1]. The standard error of 50 % is 3.5 p
 | `mlp-7` | 5 epochs, batch size 128, learning rate 0.02 |
 
 `make reproduce-baselines` repeats this page, and `python reproduce/baselines.py --data cifar10 --resnet PATH` uses a
-ResNet-56 trained before. `smoothcert compare --setting dual`, `lipschitz` and `crown` train and certify with the
-architectures of the paper.
+ResNet-56 trained before. The runs are kept beside this page; `smoothcert compare RUN RUN ... --out DIR` compares any of
+them. `smoothcert compare --setting dual`, `lipschitz` and `crown` train and certify with the architectures and noise
+levels of the paper.
 
 ## Not run here
 
 - the small ResNet of Wong et al. (107,496 ReLU units), which the paper compares with in Figure 7: see
   [baselines](../baselines.md) for what the dual bound costs;
-- WRN-16-4 and SVHN in the left half of Figure 13: `python reproduce/baselines.py --data svhn` repeats the Figure 13 of
-  this page on SVHN, and `smoothcert compare --setting lipschitz` trains the WRN-16-4;
+- SVHN and WRN-16-4, of Figure 13: `python reproduce/baselines.py --data svhn` makes the second table of this page on
+  SVHN, and `smoothcert compare --setting lipschitz` trains the WRN-16-4;
+- a ResNet-20 at σ = 1.2, of Figure 13: `smoothcert compare --setting crown` trains it;
 - the full test set.
 """
 
