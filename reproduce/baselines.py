@@ -162,7 +162,7 @@ def page(out: Path) -> None:
     (RESULTS / "baselines.md").write_text("\n".join(lines), "utf-8")
 
 
-# ---- CIFAR-10: Figures 7 and 13 of the paper -------------------------------------------------------------------------
+# ---- CIFAR-10: smoothing compared with bounds as in Figures 7 and 13 of the paper -------------------------------------
 
 EPSILON = 36 / 255  # the radius for which Wong et al. trained the network that they released
 SIGMA_7, PAPER_SIGMA_7 = 0.25, 0.135  # the paper's is 0.6 after dividing pixels by 0.225
