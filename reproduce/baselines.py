@@ -162,7 +162,7 @@ def page(out: Path) -> None:
     (RESULTS / "baselines.md").write_text("\n".join(lines), "utf-8")
 
 
-# ---- CIFAR-10: smoothing compared with bounds as in Figures 7 and 13 of the paper -------------------------------------
+# ---- CIFAR-10: smoothing compared with bounds as in Figures 7 and 13 of the paper ------------------------------------
 
 EPSILON = 36 / 255  # the radius for which Wong et al. trained the network that they released
 SIGMA_7, PAPER_SIGMA_7 = 0.25, 0.135  # the paper's is 0.6 after dividing pixels by 0.225
@@ -209,7 +209,7 @@ def small_jobs(out: Path) -> dict[str, Job]:
 
 
 def figure13_jobs(out: Path, data: str) -> dict[str, Job]:
-    """Figure 13: a smoothed ResNet-20, the Lipschitz margin and CROWN."""
+    """Figure 13: a smoothed ResNet-20 compared with the Lipschitz margin and CROWN."""
     resnet = _train("resnet20", "gaussian", 10, data=data, sigma=SIGMA_13, precision="bf16")
     margin = _train("wong-cnn", MARGIN_13, 20, data=data, learning_rate=0.05, batch_size=128)
     mlp = _train("mlp-7", "gaussian", 5, data=data, learning_rate=0.02, batch_size=128)
@@ -258,14 +258,14 @@ def _finish(words: Sequence[str], run: Path) -> None:
 
 
 def figure7(out: Path) -> Comparison:
-    """Figure 7, from the runs in `out`."""
+    """The runs in `out` that Figure 7 compares."""
     lines = {"wong-cnn of Wong et al., dual": out / RELEASED}
     lines |= {name: job.runs[0] for name, job in small_jobs(out).items()}
     return Comparison("figure7", {**lines, f"ResNet-56, smoothed, σ = {SIGMA_7:g}": out / RESNET}, RADII_7)
 
 
 def figure13(out: Path, data: str) -> Comparison:
-    """Figure 13, from the runs in `out`."""
+    """The runs in `out` that Figure 13 compares."""
     return Comparison("figure13", {name: job.runs[0] for name, job in figure13_jobs(out, data).items()}, RADII_13)
 
 
