@@ -295,7 +295,8 @@ SETTINGS = """## Settings
 
 Smoothed networks: recipe `gaussian`, certified at the radii of the table by the grid procedure for known labels, with
 at most 100,000 draws per image and α = 0.001; their curves are steps, as radii in between were not tested. The
-ResNet-56 is certified in int8: the certificates are about the quantised network. Bounds: α = 0, rounding errors
+ResNet-56 is certified in int8: the certificates are about the quantised network, which certifies less at large radii.
+Of 94 of the images, fp32 certified 38 at r = 0.5 and 19 at r = 0.75, int8 32 and 13. Bounds: α = 0, rounding errors
 included. All radii are in pixels in [0, 1]. The standard error of 50 % is 3.5 points on 200 images and 5 points on 100.
 
 | network | trained by |
