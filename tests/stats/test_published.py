@@ -1,4 +1,4 @@
-"""Votes of the paper's released networks, put through the library, give the paper's Table 3.
+"""Votes of the paper's released CIFAR-10 networks, put through the library, give the paper's Table 3.
 
 The votes were not published with the paper: others sampled them from its released CIFAR-10 networks
 (github.com/FireShadow05/accelerated_smoothing, MIT).
@@ -18,8 +18,8 @@ from smoothcert.stats.radii import cohen_radius
 
 N, ALPHA, RADII = 100_000, 0.001, np.arange(0, 1.51, 0.25)
 
-# Cohen et al. 2019, Table 3, in percent. Their published log holds every 20th image; at σ = 1, r = 1.5 those
-# 500 give 14 and all 10,000 give 13.2, so that one cell is left out.
+# Cohen et al. 2019, Table 3 (CIFAR-10), in percent. Their published log holds every 20th image; at σ = 1, r = 1.5
+# those 500 give 14 and all 10,000 give 13.2, so that one cell is left out.
 PAPER = {
     "0.12": [83, 60],
     "0.25": [77, 61, 42, 25],
