@@ -257,8 +257,8 @@ def test_the_least_other_normalisation_has_another_hash(network):
 
 def test_a_denoiser_stands_in_front_and_needs_the_noise(network, inputs):
     with pytest.raises(ConfigError, match="sigma"):
-        models.load(network, denoiser="gaussian")
-    plain, denoised = models.load(network), models.load(network, denoiser="gaussian", sigma=0.25)
+        models.load(network, denoiser="tv")
+    plain, denoised = models.load(network), models.load(network, denoiser="tv", sigma=0.25)
     assert "denoiser" in denoised.notes[-1]
     assert (votes(denoised, inputs) != votes(plain, inputs)).any()
 
