@@ -347,7 +347,6 @@ def test_a_log_becomes_a_run(tmp_path):
     assert opened.certificates == [None] * 4
     assert opened.errors == []
     assert opened.to_pandas()["index"].tolist() == [7, 5, 6, 9]
-    assert opened.to_polars()["index"].to_list() == [7, 5, 6, 9]
     assert read_times(opened) == {7: 15.4, 5: 151.238689, 6: 86_400 + 7384, 9: 172_800.5}
 
 

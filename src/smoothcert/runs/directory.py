@@ -20,7 +20,6 @@ from smoothcert.runs.rows import row_result
 
 if TYPE_CHECKING:
     import pandas
-    import polars
 
 ROWS = {
     "certify": "certificates.jsonl",
@@ -112,14 +111,6 @@ class Run:
         except ImportError as error:
             raise MissingExtraError("pandas", "pandas") from error
         return pandas.DataFrame(self.table())
-
-    def to_polars(self) -> polars.DataFrame:
-        """`table` as a data frame of polars."""
-        try:
-            import polars
-        except ImportError as error:
-            raise MissingExtraError("polars", "polars") from error
-        return polars.DataFrame(self.table())
 
 
 def open_run(path: str | Path) -> Run:
