@@ -117,7 +117,7 @@ MEANING = """
 - At σ = 1 all four networks are 3.5 to 8 % below the logs by the paper's bound. They were trained for 10 to 16 epochs
   instead of 90 to 150, and certified with 19 to 29 % of the draws.
 - Bounding the strongest rival's votes, which certificates do by default, adds 6 to 9 % to the ACR at σ = 1, 0.3 % at
-  σ = 0.5 and nothing at σ = 0.25. That gain comes from the certificate, not from the network.
+  σ = 0.5 and less than 0.1 % at σ = 0.25. That gain comes from the certificate, not from the network.
 - At σ = 1 the recipes rank as in the published figures, except that `gaussian` is ahead of `stability`.
 """
 
@@ -131,9 +131,9 @@ CAVEATS = """
   90 % is 1.3 points.
 - These images are harder than the average: the logs have 0.4 to 1.4 % less ACR on them than the published figures for
   all images. Each log is of one network, not always of the one behind the published figure.
-- Draws per image differ between rows, and more draws would certify larger radii. `stability` was certified with more
-  draws after a first run with the effort `balanced` had an ACR of 1.624; the other settings were chosen on other test
-  images.
+- Draws per image differ between rows, and more draws certify larger radii on average. `stability` was certified with
+  more draws after a first run with the effort `balanced` had an ACR of 1.624; the other settings were chosen on other
+  test images.
 - The row in int8 (σ = 0.25) certifies the quantised network.
 - The runs were recorded by version 0.1, which named its noise streams differently. Repeating a row gives other draws
   and, within sampling error, other figures.

@@ -23,8 +23,10 @@ def keep_run(path: Path, target: Path, *, times: bool = True) -> None:
     """
     target.mkdir(parents=True, exist_ok=True)
     values = read_manifest(path).values
-    for file in (ROWS[values["kind"]], *([TIMES] if times else [])):
-        shutil.copyfile(path / file, target / file)
+    rows = ROWS[values["kind"]]
+    shutil.copyfile(path / rows, target / rows)
+    if times:
+        shutil.copyfile(path / TIMES, target / TIMES)
     if (path.parent / "train.json").exists():
         record = json.loads((path.parent / "train.json").read_text("utf-8"))
         if record.get("start"):
