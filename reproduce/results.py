@@ -19,7 +19,7 @@ RESULTS = ROOT / "docs" / "results"
 def keep_run(path: Path, target: Path, *, times: bool = True) -> None:
     """Copy a run, and how its network was trained, without this machine's names, to where pages are made from.
 
-    The `times` are for pages that show seconds. Networks are not kept: the recorded settings train them again.
+    The `times` are for pages that show seconds. Networks are not kept.
     """
     target.mkdir(parents=True, exist_ok=True)
     values = read_manifest(path).values
