@@ -19,7 +19,6 @@ from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN, Predict, SequentialPredict, describe
 from smoothcert.stats.procedures import run as conclude
-from smoothcert.stats.wide import Wide
 
 SIGMA = 0.5
 CLASSES = 4
@@ -27,7 +26,6 @@ PROCEDURES = {
     "paper": FixedN(n=1_000),
     "planned": Planned(n_max=2_000),
     "randomized": Planned(n_max=2_000, randomized=True),
-    "wide": Wide(n_max=2_000, dimension=64, width=1.05),
     "grid": Grid(radii=(0.0, 0.25, 0.5), sigma=SIGMA, n_max=2_000),
     "margin": Planned(n_max=2_000, margin=0.1),
     "paper-margin": FixedN(n=1_000, margin=0.1),

@@ -60,10 +60,10 @@ class Bounds:
 
     `q_a_upper` bounds 1 − p_A from above and `p_b_upper` every rival's probability; the failure side is
     stored because 1 − q loses the digits that large radii are made of. `separation`, where it is given, is the
-    certified radius over σ: from a procedure that tests radii and bounds no probabilities; from one that certifies a
-    lead (a margin); and from one whose draws, and bounds, are of another noise than the one that smooths. `label` is
-    None when the procedure has no class to claim. `reason` tells why it stopped: "claimed" (all it was asked for),
-    "futile" (more draws would not have been worth it) or "budget" (it drew all that it had planned).
+    certified radius over σ: from a procedure that tests radii and bounds no probabilities, or from one that certifies a
+    lead (a margin). `label` is None when the procedure has no class to claim. `reason` tells why it stopped: "claimed"
+    (all it was asked for), "futile" (more draws would not have been worth it) or "budget" (it drew all that it had
+    planned).
     """
 
     label: int | None

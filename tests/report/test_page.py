@@ -60,13 +60,6 @@ def test_the_headline_is_the_share_certified_at_the_radius_rounded_down(out):
     )
 
 
-def test_draws_from_a_wider_noise_are_said_and_repeated(out):
-    page = written([made_run("wide")], out)
-    assert "a noise 1.05 times as wide as the one that smooths; answers depend on 64 values" in page.text
-    assert "--procedure wide" in page.text
-    assert "--width 1.05" in page.text
-
-
 def test_randomized_bounds_are_said_and_repeated(out):
     page = written([made_run("randomized")], out)
     assert "with bounds that a random number sharpens" in page.text
@@ -250,8 +243,7 @@ def test_the_command_is_one_that_the_command_line_takes():
         [shown] = shown_runs([made_run(name, 2)])
         words = shlex.split(repeat_command(shown))
         command = _parse(words[1:])
-        settings = vars_of(PROCEDURES[name]) - ({("dimension", 64)} if name == "wide" else set())  # found out anew
-        assert settings <= vars_of(command.make_procedure()) or name == "sequential"
+        assert vars_of(PROCEDURES[name]) <= vars_of(command.make_procedure()) or name == "sequential"
         assert (command.sigma, command.alpha, command.seed) == (SIGMA, 0.001, 1)
 
 

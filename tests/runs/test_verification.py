@@ -30,7 +30,6 @@ from smoothcert.runs.verification import verify_run
 from smoothcert.stats.bounds import randomized_upper
 from smoothcert.stats.procedures import fixed_bounds
 from smoothcert.stats.radii import margin_radius
-from smoothcert.stats.wide import wide_depth
 from smoothcert.training.loop import seeded
 
 RNG = np.random.default_rng(0)
@@ -41,7 +40,6 @@ SETTINGS = {
     "planned": runs.CertifySettings(**COMMON),
     "paper": runs.CertifySettings(**COMMON, procedure="paper"),
     "randomized": runs.CertifySettings(**COMMON, randomized=True),
-    "wide": runs.CertifySettings(**{**COMMON, "sigma": 0.02}, procedure="wide"),  # so little noise changes no answer
     "grid": runs.CertifySettings(**COMMON, radii=(0.0, 0.25, 0.5)),
     "grid, known labels": runs.CertifySettings(**COMMON, radii=(0.0, 0.25), known_labels=True),
     "grid, no rival": runs.CertifySettings(**COMMON, radii=(0.0, 0.25), rival=False),
@@ -291,9 +289,6 @@ FORGED = {
         None,
         lambda values: (values.update(alpha=0.01), values["procedure"].update(alpha=0.01)),
     ),
-    "fewer values that decide": ("wide", None, set_in_manifest("procedure", "dimension", value=32)),
-    "draws from a wider noise": ("wide", None, set_in_manifest("procedure", "width", value=1.5)),
-    "a larger radius by a wider noise": ("wide", more("radius"), None),
     "sigma changed afterwards": ("paper", None, set_in_manifest("sigma", value=1.0)),
     "fewer draws planned": ("paper", None, set_in_manifest("procedure", "n", value=400)),
     "another procedure": ("paper", None, set_in_manifest("procedure", "name", value="Magic")),
@@ -381,30 +376,6 @@ def test_votes_do_not_show_that_alpha_was_chosen_before_them(copy, name, change_
         assert sum(row["radius"] for row in runs.open(run).rows) > sum(before) > 0
 
 
-@pytest.mark.parametrize(("name", "said"), [("wide", True), ("planned", False)])
-def test_on_how_many_values_answers_depend_is_said_to_be_unchecked(copy, name, said):
-    assert any("no more than 64 values" in one for one in verify_run(copy(name)).unchecked) == said
-
-
-def test_a_dimension_that_is_not_the_models_passes_until_votes_are_drawn_again(copy):
-    run, spec = copy("wide"), ModelSpec(source=network())
-    assert draw_again(runs.open(run), spec, DATA, 8) == (8, [])
-    fewer = read_manifest(run).values["procedure"] | {"dimension": 32}
-
-    def fitting(rows):
-        """Radii as they would be, were the model's answers functions of 32 values."""
-        for row in rows:
-            if row["bounds"]["separation"] is not None:
-                q, p = row["bounds"]["q_a_upper"], row["bounds"]["p_b_upper"]
-                claim_depth(row, wide_depth(q, p, width=fewer["width"], dimension=32))
-
-    forge(run, fitting, set_in_manifest("procedure", value=fewer))
-    assert verify_run(run).passed
-    made, problems = draw_again(runs.open(run), spec, DATA, 8)
-    assert made == len(problems) == 8
-    assert "drawn again, its error came out otherwise" in str(problems[0])
-
-
 def test_of_a_chosen_coin_nothing_is_wrong_but_that_it_is_not_the_keys(copy):
     run = copy("randomized")
     forge(run, fitting_coin)
@@ -419,26 +390,6 @@ def test_a_bound_too_good_for_its_coin_is_seen_without_our_formula(copy, monkeyp
     forge(run, lambda rows: [conclude_again(rows[index]) for index in claimed] and None)
     too_good = {one.line - 1 for one in verify_run(run).problems if "is too good for" in one.words}
     assert too_good >= set(claimed) != set()
-
-
-def claim_depth(row, depth):
-    row["bounds"]["separation"], row["radius"] = depth, math.nextafter(0.02 * depth, 0)
-
-
-def test_a_depth_that_no_draws_can_show_is_seen_without_our_formula(copy, monkeypatch):
-    run = copy("wide")
-    monkeypatch.setattr("smoothcert.stats.wide.wide_depth", lambda *_, **__: 3.0)
-    wider = [line for line, row in enumerate(runs.open(run).rows, start=1) if row["bounds"]["separation"] is not None]
-    assert wider
-
-    def fitting(rows):
-        for line in wider:
-            claim_depth(rows[line - 1], 3.0)
-
-    forge(run, fitting)
-    problems = verify_run(run).problems
-    assert [one.line for one in problems] == wider
-    assert all("is more than its bounds allow" in one.words for one in problems)
 
 
 @pytest.mark.parametrize("name", ["margin", "paper, margin"])

@@ -354,6 +354,8 @@ def _notes(runs: Sequence[Run], rho: float | None, bound: str, legend: str) -> l
     for run in runs:
         if not run.complete:
             notes.append(f"{run.path} is not complete: {len(run.rows):,} of {len(run.manifest.indices):,} inputs.")
+        if run.retirement is not None:
+            notes.append(f"{run.path} was {run.retirement}. Its radii are as recorded, not recomputed.")
         if run.errors:
             notes.append(f"{len(run.errors):,} inputs of {run.path} failed; they count as not certified.")
     return notes

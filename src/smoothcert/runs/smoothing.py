@@ -168,7 +168,7 @@ def _job(
         kind=settings.kind,
         sigma=settings.sigma,
         noise=settings.noise,
-        procedure=smoothed.settled(settings.make_procedure(), shape),
+        procedure=settings.make_procedure(),
         tests_true_labels=settings.tests_true_labels,
         num_classes=classes,
         key=key,

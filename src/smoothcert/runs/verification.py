@@ -26,12 +26,9 @@ from smoothcert.runs.scope import inputs_in_words
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN, Predict, Running, SequentialPredict, question
-from smoothcert.stats.wide import Wide
 from smoothcert.streams import Stream, parse_key
 
-PROCEDURES: dict[str, type[Any]] = {
-    one.__name__: one for one in (FixedN, Planned, Wide, Grid, Predict, SequentialPredict)
-}
+PROCEDURES: dict[str, type[Any]] = {one.__name__: one for one in (FixedN, Planned, Grid, Predict, SequentialPredict)}
 _SLACK = 1e-9  # the other formula's own rounding, far below any digit that is shown
 
 
@@ -57,13 +54,15 @@ class Verification:
     """Which inputs of the data the rows are about."""
     recomputed: int = 0
     drawn_again: int = 0
+    retirement: str | None = None
+    """Which version verifies the run, if this one does not have its procedure: then nothing was recomputed."""
     problems: list[Problem] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """True when nothing was found wrong."""
-        return not self.problems
+        """True when the run was checked and nothing was found wrong."""
+        return not self.problems and self.retirement is None
 
 
 def verify_run(path: Path, on_row: Callable[[int, int], None] = lambda _done, _total: None) -> Verification:
@@ -75,6 +74,9 @@ def verify_run(path: Path, on_row: Callable[[int, int], None] = lambda _done, _t
         found.problems.append(Problem(0, str(error)))
         return found
     found.kind, found.rows, found.inputs = run.manifest.kind, len(run.rows), inputs_in_words(run)
+    found.retirement = run.retirement
+    if found.retirement is not None:
+        return found
     found.problems += _whole_run(run)
     for line, row in enumerate(run.rows, start=1):
         problems = list(_row_problems(row, run.manifest.values))
@@ -295,7 +297,6 @@ def _certificate_problems(row: Row, result: Certificate, bounds: Bounds, toleran
 def _other_arithmetic(result: Certificate, bounds: Bounds, radius: float) -> Iterator[str]:
     """The bound and the radius by other formulas than the ones they were made with."""
     depth = bounds.separation
-    wide = depth is not None and result.procedure["name"] == Wide.__name__
     tests_radii = result.procedure["name"] == Grid.__name__
     if not tests_radii:
         votes = result.stages[-1]
@@ -304,9 +305,8 @@ def _other_arithmetic(result: Certificate, bounds: Bounds, radius: float) -> Ite
             yield f"its bound {bounds.q_a_upper!r} is too good for {failures:,} failures in {votes.n:,} draws"
     if depth is None:
         depth = -(ndtri(bounds.q_a_upper) + ndtri(bounds.p_b_upper)) / 2
-    too_deep = wide and _cones(bounds, depth, result.procedure["dimension"] - 1) > 1 + _SLACK
-    if result.margin and not tests_radii:
-        too_deep = depth > _largest_depth(bounds, depth, result.margin) + _SLACK
+    has_lead = bool(result.margin) and not tests_radii
+    too_deep = has_lead and depth > _largest_depth(bounds, depth, result.margin) + _SLACK
     if too_deep or radius > result.sigma * depth * (1 + _SLACK):
         yield f"its radius {radius!r} is more than its bounds allow"
 
@@ -322,18 +322,6 @@ def _largest_depth(bounds: Bounds, depth: float, margin: float) -> float:
     """How far A can be pushed down until it leads by the margin a rival that `depth` has pushed up."""
     rival = ndtr(ndtri(bounds.p_b_upper) + depth)
     return float(-ndtri(bounds.q_a_upper) - ndtri(min(rival + margin, 1.0)))
-
-
-def _cones(bounds: Bounds, depth: float, freedom: int) -> float:
-    """What noise about a point `depth` away gives to two cones in its direction that hold as much as A lacks and B has.
-
-    Draws that have no preferred direction, however far they go, cannot tell that wrong answers do not lie just there.
-    """
-    if not freedom:  # on a line a cone is a half of it
-        return 0.0
-    from scipy.stats import nct, t
-
-    return float(sum(nct.sf(t.isf(q, freedom), freedom, depth) for q in (bounds.q_a_upper, bounds.p_b_upper)))
 
 
 def _unchecked(run: Run) -> Iterator[str]:
@@ -352,7 +340,4 @@ def _unchecked(run: Run) -> Iterator[str]:
         yield f"{len(run.errors):,} inputs that failed: they have no result"
     if without < len(run.rows):
         yield "that the votes are the model's answers: give --again to draw some of them once more"
-    values = run.manifest.values["procedure"].get("dimension")
-    if values is not None:
-        yield f"that answers depend on no more than {values:,} values, on which radii rest: --again looks at the model"
     yield "that the true classes are right, and that nobody chose among several runs, or inputs, by their results"

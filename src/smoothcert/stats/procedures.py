@@ -27,19 +27,14 @@ Conclusion = TypeVar("Conclusion", covariant=True)
 
 
 class Draws(int):
-    """A number of draws, with what else a procedure may say of them.
+    """A number of draws; with `coin`, their votes come with a number uniform on [0, 1] and independent of all else."""
 
-    They are to be made from a noise `width` times as wide as the one that smooths; with `coin`, their votes are to come
-    with a number that is uniform on [0, 1] and independent of them and of all else.
-    """
-
-    width: float
     coin: bool
 
-    def __new__(cls, n: int, width: float = 1.0, *, coin: bool = False) -> Draws:
-        """So many draws of this width, with a coin or without."""
+    def __new__(cls, n: int, *, coin: bool = False) -> Draws:
+        """A request for n draws, with a coin or without."""
         draws = super().__new__(cls, n)
-        draws.width, draws.coin = width, coin
+        draws.coin = coin
         return draws
 
 

@@ -35,7 +35,6 @@ def _head(record: dict[str, Any]) -> list[str]:
         "| | |",
         "|---|---|",
         f"| architecture | {record['architecture']} |",
-        *([f"| sees | inputs projected on {record['directions']} directions |"] if record.get("directions") else []),
         *([f"| in front of | {_cell(record['classifier'])} |"] if record["classifier"] else []),
         *([f"| began as | {_cell(record['start'])} |"] if record.get("start") else []),
         f"| data | {_cell(record['data']['name'])}, {record['data']['inputs']:,} inputs |",

@@ -21,16 +21,15 @@ _METHODS = {
 
 
 def procedure_in_words(shown: Shown) -> str:
-    """How the claims were come to."""
+    """How the claims were derived."""
+    if shown.run.retirement is not None:
+        return shown.run.retirement
     settings = shown.values["procedure"]
     most = f"{settings.get('n_max', settings.get('n', 0)):,}"
     words = {
         "FixedN": "the paper's CERTIFY, {n0} draws to choose the class and {most} fresh ones to bound its probability",
         "Planned": "Planned, pilots that choose the class and the number of draws, and at most {most} fresh ones to "
         "bound it",
-        "Wide": "Wide, pilots that choose the class and the number of draws, and at most {most} fresh ones to bound "
-        "it, where a trial promises more so from a noise {width} times as wide as the one that smooths; answers depend "
-        "on {dimension} values",
         "Grid": "Grid, which of {radii} given radii hold for {whom}, in at most {most} draws",
         "Predict": "the paper's PREDICT, {most} draws and a test of the leader against the second",
         "SequentialPredict": "SequentialPredict, the leader as soon as it is clear, in at most {most} draws",
@@ -43,8 +42,6 @@ def procedure_in_words(shown: Shown) -> str:
         n0=settings.get("n0"),
         radii=len(settings.get("radii", ())),
         whom=whom,
-        width=settings.get("width"),
-        dimension=settings.get("dimension"),
     )
     text += ", with bounds that a random number sharpens" if settings.get("randomized") else ""
     text = text or str(settings["name"])
@@ -129,6 +126,12 @@ _RESERVATIONS: tuple[tuple[Callable[[Shown], object], str, str], ...] = (
         "Imported logs.",
         "They hold no votes. Their radii are as the log prints them, which may be rounded up, and nothing about them "
         "was recomputed; α and σ are what the person who imported them said.",
+    ),
+    (
+        lambda shown: shown.run.retirement is not None,
+        "Retired procedures.",
+        "Some runs were recorded by a procedure that this version does not have. Their claims are shown as recorded: "
+        "nothing about them was recomputed.",
     ),
     (
         lambda shown: shown.values.get("known_labels"),
