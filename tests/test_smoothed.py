@@ -12,13 +12,10 @@ from smoothcert import (
     GaussianNoise,
     GridGaussianNoise,
     Normalize,
-    Planned,
     Predict,
     Prediction,
     Smoothed,
 )
-from smoothcert.stats.procedures import question
-from smoothcert.streams import Stream
 from smoothcert.worst_cases import LinearClassifier
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 4, 4) * 5
@@ -98,18 +95,6 @@ def test_asking_again_gives_the_same_answer_and_another_key_another():
     first, second = ([one.certify(PIXELS, QUICK, index=i).stages for i in range(6)] for one in (g, other))
     assert first != second
     assert len(bytes.fromhex(g.key)) == 32
-
-
-def test_a_randomized_certificate_has_a_coin_from_its_key():
-    g, half = smoothed(), PIXELS // 2
-    procedure = Planned(n_max=500, alpha=0.01, randomized=True)
-    plain, found = g.certify(half, Planned(n_max=500, alpha=0.01)), g.certify(half, procedure)
-    assert found == g.certify(half, procedure)
-    expected = Stream(bytes.fromhex(g.key), found.input_id, 2, question(procedure)).coin
-    assert [votes.coin for votes in found.stages] == [None, None, expected]
-    assert type(found).from_dict(json.loads(json.dumps(found.to_dict()))) == found
-    assert "Planned, randomized" in repr(found)
-    assert "randomized" not in repr(plain)
 
 
 def test_selection_and_estimation_use_different_noise():

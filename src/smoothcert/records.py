@@ -18,19 +18,17 @@ class Votes:
 
     `invalid` counts the draws on which it gave no usable answer (a NaN score, a negative label): they vote
     for no class, which can only weaken a claim. `ties` counts the draws whose best score was shared by
-    several classes; such a draw votes for the lowest of them. `coin` is a random number from [0, 1] that was drawn
-    with them, where the procedure asked for one.
+    several classes; such a draw votes for the lowest of them.
     """
 
     counts: tuple[int, ...]
     invalid: int = 0
     ties: int = 0
-    coin: float | None = None
 
     @classmethod
-    def of(cls, counts: Iterable[int], invalid: int = 0, ties: int = 0, coin: float | None = None) -> Votes:
+    def of(cls, counts: Iterable[int], invalid: int = 0, ties: int = 0) -> Votes:
         """Make votes from any sequence of whole numbers, such as a numpy row."""
-        return cls(tuple(int(c) for c in counts), int(invalid), int(ties), coin)
+        return cls(tuple(int(c) for c in counts), int(invalid), int(ties))
 
     @property
     def n(self) -> int:
@@ -198,7 +196,7 @@ class _Result:
             *executed,
             ("smoothing", f"{self.noise} noise, σ = {self.sigma:g}"),
             ("failure probability", f"at most α = {self.alpha:g}"),
-            ("procedure", str(self.procedure["name"]) + (", randomized" if self.procedure.get("randomized") else "")),
+            ("procedure", str(self.procedure["name"])),
             ("stopped", _REASONS.get(self._reason(), self._reason())),
             ("draws", _summands(self.stages)),
             *invalid,
@@ -226,7 +224,7 @@ def _summands(stages: tuple[Votes, ...]) -> str:
 
 
 def _stages(values: Iterable[Mapping[str, Any]]) -> tuple[Votes, ...]:
-    return tuple(Votes.of(v["counts"], v["invalid"], v["ties"], v.get("coin")) for v in values)
+    return tuple(Votes.of(v["counts"], v["invalid"], v["ties"]) for v in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -24,7 +24,7 @@ from smoothcert.models.hashes import checksums
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
 from smoothcert.progress import ProgressBar
 from smoothcert.reclassification import Reclassification, sample_size
-from smoothcert.records import Bounds, Certificate, Decision, Prediction, Votes
+from smoothcert.records import Bounds, Certificate, Decision, Prediction
 from smoothcert.sampling import (
     MAX_WORKERS,
     Plan,
@@ -59,11 +59,7 @@ class _Case:
         """What the procedure wants next, from the stream of its stage."""
         asked = question(self.procedure) if naming >= 2 else ""
         stream = Stream(key, self.input_id, len(self.running.stages), asked)
-        return Request(self.noise, self.x, int(self.running.wanted), stream)
-
-    def give(self, votes: Votes, stream: Stream) -> None:
-        """Answer the request with its votes, and with its stream's coin if one is wanted."""
-        self.running.give(replace(votes, coin=stream.coin) if self.running.wanted.coin else votes)
+        return Request(self.noise, self.x, self.running.wanted, stream)
 
 
 def _next_round(pending: deque[_Case], plan: Plan) -> list[_Case]:
@@ -420,8 +416,8 @@ class Smoothed:
                         on_draws=on_draws,
                         again=self._reclassification(requests, contract.spread),
                     )
-                for case, request, counted in zip(chosen, requests, votes, strict=True):
-                    case.give(counted, request.stream)
+                for case, counted in zip(chosen, votes, strict=True):
+                    case.running.give(counted)
                 unfinished = [case for case in chosen if not case.running.finished]
                 pending.extendleft(reversed(unfinished))
                 inputs.advance(len(chosen) - len(unfinished))

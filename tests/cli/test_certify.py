@@ -47,22 +47,6 @@ def test_json_sums_the_run_up(capsys, checkpoint, tmp_path):
     assert json.loads(capsys.readouterr().out) == found
 
 
-def test_randomized_bounds_are_recorded_and_verify(capsys, checkpoint, tmp_path):
-    words = ["certify", checkpoint, "digits", *FAST, "--first", "4", "--out"]
-    assert main([*words, str(tmp_path / "run"), "--randomized"]) == 0
-    assert main([*words, str(tmp_path / "run"), "--randomized", "--resume"]) == 0
-    run = runs.open(tmp_path / "run")
-    assert max(result.radius for result in run.certificates) > 0
-    assert main(["verify", str(tmp_path / "run")]) == 0
-    capsys.readouterr()
-    assert main([*words, str(tmp_path / "run"), "--resume"]) != 0
-    assert "procedure.randomized" in capsys.readouterr().err
-    for other in (["--procedure", "paper"], ["--radii", "0", "0.1"]):
-        assert main([*words, str(tmp_path / "other"), "--randomized", *other]) == 2
-        assert "planned can be `randomized`" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.parametrize("procedure", [[], ["--procedure", "paper"], ["--radii", "0", "0.05"]])
 def test_a_margin_is_certified_shown_and_verified(capsys, checkpoint, tmp_path, procedure):
     words = ["certify", checkpoint, "digits", *FAST, "--first", "6", *procedure, "--out"]

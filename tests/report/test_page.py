@@ -60,16 +60,6 @@ def test_the_headline_is_the_share_certified_at_the_radius_rounded_down(out):
     )
 
 
-def test_randomized_bounds_are_said_and_repeated(out):
-    page = written([made_run("randomized")], out)
-    assert "with bounds that a random number sharpens" in page.text
-    assert "over the random noise, and the random number where there is one, drawn for it" in page.text
-    assert "--randomized" in page.text
-    plain = written([made_run("planned")], out).text
-    assert "random number" not in plain
-    assert "--randomized" not in plain
-
-
 @pytest.mark.parametrize("name", ["margin", "paper-margin", "grid-margin"])
 def test_a_margin_is_said_and_repeated(out, name):
     page = written([made_run(name)], out)

@@ -19,7 +19,10 @@ DRAWN = ["planned", "grid", "known-labels", "paper", "predict", "predict-paper"]
 BOUNDS = ["crown", "dual", "lipschitz"]
 OTHERS = ["attack", "attack-base", "imported"]
 VERSION = "which this version does not have; verify with smoothcert 0.1 (commit 2632d2d)"
-RETIRED = {"wide": f"recorded by the procedure `wide`, {VERSION}"}
+RETIRED = {
+    "wide": f"recorded by the procedure `wide`, {VERSION}",
+    "randomized": f"recorded with randomized bounds, {VERSION}",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -121,9 +121,6 @@ class CertifySettings(RunSettings):
     must promise (balanced: 2e-6); for grid, the draws that one more certified radius is worth (balanced: 1e6)."""
     rival: bool = True
     """Use the strongest rival's votes too, which certifies more where classes are many."""
-    randomized: bool = False
-    """For planned: bounds that a random number sharpens, at the same alpha; they certify more where votes
-    are nearly unanimous, and follow from the votes and that number, which is recorded."""
     margin: float = 0.0
     """Certify the radius within which the class leads every other class by at least this much in probability (from 0 to
     below 1), so that perturbations cannot force predictions to abstain."""
@@ -141,13 +138,11 @@ class CertifySettings(RunSettings):
             raise ConfigError("Expected `radii` with the procedure grid, and with no other.")
         if self.known_labels and name != "grid":
             raise ConfigError("Known labels are for the procedure grid: give `radii`.")
-        if self.randomized and name != "planned":
-            raise ConfigError(f"Only the procedure planned can be `randomized`, got {name}.")
         if name == "paper":
             return FixedN(alpha=self.alpha, n=self.n_max, margin=self.margin)
         common: dict[str, Any] = {"alpha": self.alpha, "n_max": self.n_max, "effort": self.effort, "rival": self.rival}
         if name == "planned":
-            return Planned(randomized=self.randomized, margin=self.margin, **common)
+            return Planned(margin=self.margin, **common)
         radii = tuple(float(radius) for radius in self.radii)
         return Grid(radii=radii, sigma=self.sigma, margin=self.margin, **common)
 

@@ -14,7 +14,7 @@ from smoothcert.checks import check_alpha, check_count, check_margin
 from smoothcert.records import Bounds, Votes
 from smoothcert.stats.bounds import clopper_pearson_upper
 from smoothcert.stats.grid import effort_value
-from smoothcert.stats.procedures import Draws, check_enough_draws, fixed_bounds
+from smoothcert.stats.procedures import check_enough_draws, fixed_bounds
 from smoothcert.stats.radii import margin_radius
 
 PILOTS = (100, 1_000)
@@ -49,7 +49,6 @@ class Planned:
         n_max: the most draws for the bound; the pilots of 100 and 1,000 come on top.
         rival: bound the strongest rival as well (`FixedN`'s runner_up) where the pilot finds that better.
         effort: "quick", "balanced" or "full", or the radius, in units of sigma, that one more draw must promise.
-        randomized: take the bound that a random number sharpens (`randomized_upper`); plans are made without it.
         margin: certify the radius within which the class leads every other class by at least this much in probability
             (`margin_radius`). Plans are made for that radius.
     """
@@ -58,7 +57,6 @@ class Planned:
     n_max: int = 100_000
     rival: bool = True
     effort: str | float = "balanced"
-    randomized: bool = False
     margin: float = 0.0
 
     def __post_init__(self) -> None:
@@ -82,7 +80,7 @@ class Planned:
         choice = self._plan(pilot, label, hope=0.5)
         if choice.n == 0:
             choice = self._plan(pilot, label, hope=_HOPE)
-        votes = yield Draws(choice.n, coin=self.randomized)
+        votes = yield choice.n
         return fixed_bounds(votes, label, self.alpha, runner_up=choice.runner_up, margin=self.margin)
 
     def _plan(self, pilot: Votes, label: int, *, hope: float) -> _Choice:

@@ -56,7 +56,6 @@ def _statistics(values: Mapping[str, Any]) -> list[str]:
     words += [f"--{flag}" for flag, name in switches.items() if values.get(name)]
     words += _flags(margin=settings.get("margin") or None)
     words += ["--no-rival"] if settings.get("rival") is False else []
-    words += ["--randomized"] if settings.get("randomized") else []
     return words + _flags(seed=values.get("seed"))
 
 

@@ -43,7 +43,6 @@ def procedure_in_words(shown: Shown) -> str:
         radii=len(settings.get("radii", ())),
         whom=whom,
     )
-    text += ", with bounds that a random number sharpens" if settings.get("randomized") else ""
     text = text or str(settings["name"])
     margin = margin_in_words(shown.run)
     return f"{text}; {margin}" if margin else text
@@ -150,12 +149,11 @@ _RESERVATIONS: tuple[tuple[Callable[[Shown], object], str, str], ...] = (
 def guaranteed(runs: Sequence[Shown]) -> list[Html]:
     """What holds, and with which probability."""
     alphas = " or ".join(alpha_text(alpha) for alpha in sorted({shown.values["alpha"] for shown in runs}))
-    coins = any(shown.values["procedure"].get("randomized") for shown in runs)
-    chance = "the random noise, and the random number where there is one, drawn" if coins else "the random noise drawn"
     points = [
         (
             "With high probability.",
-            f"What is said about an input is false with probability at most {alphas}, over {chance} for it.",
+            f"What is said about an input is false with probability at most {alphas}, over the random noise drawn for "
+            "it.",
         )
     ]
     if all(shown.deterministic for shown in runs):
