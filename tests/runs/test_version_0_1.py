@@ -79,7 +79,9 @@ def test_a_retired_run_shows_what_it_records(run, notice, capsys):
     assert notice in shown
     for row in rows:
         assert main(["show", run, "--index", str(row["index"])]) == 0
-        assert f"class {row['label']} certified within L2 radius {floor_decimal(row['radius'], 4)}" in printed(capsys)
+        shown = printed(capsys)
+        assert f"class {row['label']} certified within L2 radius {floor_decimal(row['radius'], 4)}" in shown
+        assert notice in shown
 
 
 @pytest.mark.parametrize(("run", "notice"), RETIRED.items())
@@ -112,6 +114,8 @@ def test_tables_and_pages_have_the_recorded_radii_of_a_retired_run_and_say_so(ru
     assert float(measured["ACR"]) == pytest.approx(sum(right) / len(right))
     assert main(["table", run]) == 0
     assert f"{run} was {notice}. Its radii are as recorded, not recomputed." in printed(capsys)
+    assert main(["plot", "certified-accuracy", run, "--out", str(tmp_path / "figure.svg")]) == 0
+    assert f"{run} was {notice}" in printed(capsys)
     assert main(["report", run, "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert page.count(notice) >= 2

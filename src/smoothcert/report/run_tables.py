@@ -27,6 +27,7 @@ from smoothcert.report.naming import run_names
 from smoothcert.report.tables import best_per_column
 from smoothcert.runs.directory import Run
 from smoothcert.runs.journal import Row
+from smoothcert.runs.retired import current_settings
 from smoothcert.runs.scope import certified_margin, inputs_in_words, is_decided, radii_tested
 from smoothcert.runs.summary import default_radii
 from smoothcert.stats.accuracy import (
@@ -280,7 +281,7 @@ def _group(run: Run) -> str:
     values = run.manifest.values
     plan, data = values.get("plan", {}), values["data"]
     way = (values["kind"], plan.get("precision"), plan.get("executed"), values.get("known_labels"), values.get("noise"))
-    settings = (values["sigma"], values["alpha"], values["procedure"])
+    settings = (values["sigma"], values["alpha"], current_settings(values["procedure"]))
     model = values["model"]
     if model.get("design") is not None:  # trainings that differ only in their seed may be averaged
         model = {name: model.get(name) for name in ("kind", "num_classes", "input_shape", "design")}

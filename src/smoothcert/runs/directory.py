@@ -140,9 +140,8 @@ def open_run(path: str | Path) -> Run:
         raise ResumeError(f"Expected a run of a kind known here in {folder}, got {manifest.kind!r}.")
     rows, _, notice = read_lines(folder / ROWS[manifest.kind], manifest.run_id)
     _check_rows(folder, manifest, rows)
-    run = Run(folder, manifest, rows, notice)
-    run.notice = "; ".join(filter(None, (notice, run.retirement))) or None
-    return run
+    notices = filter(None, (notice, retirement(manifest.values["procedure"])))
+    return Run(folder, manifest, rows, "; ".join(notices) or None)
 
 
 def _check_rows(folder: Path, manifest: Manifest, rows: Sequence[Row]) -> None:
