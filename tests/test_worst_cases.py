@@ -203,11 +203,9 @@ def test_within_the_radius_of_a_lead_predict_is_not_forced_to_abstain():
     assert abstained[0.0] > 0.5 * repeats
 
 
-def test_a_margin_belongs_to_some_procedures_only():
+def test_a_procedure_has_its_own_margin():
     g = Smoothed(LinearClassifier([1.0, 0.0], 1.0), 0.5, 2, noise="gaussian", input_range=None, seed=5)
     x = np.zeros(2, np.float32)
-    with pytest.raises(ConfigError, match="wide certifies no margin"):
-        g.certify(x, "wide", margin=0.1)
     with pytest.raises(ConfigError, match="A procedure has its own margin"):
         g.certify(x, FixedN(n=1000), margin=0.1)
     with pytest.raises(ConfigError, match="margin"):

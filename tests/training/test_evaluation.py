@@ -112,7 +112,6 @@ QUICK = {
     "consistency": "consistency:weight=2",
     "smoothmix": "smoothmix:copies=2,steps=2,weight=1",
     "cat-rs": "cat-rs:copies=2,steps=2,radius=0.25",
-    "adaptive": "adaptive:power=0.2",
     "denoiser": "denoiser",
     "lipschitz-margin": "lipschitz-margin:margin=0.02",
     "dual": "dual:epsilon=0.05",

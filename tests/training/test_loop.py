@@ -453,7 +453,6 @@ def copied(state):
         {"momentum": 0.0},
         {"recipe": "smoothmix:steps=2,copies=2"},
         {"recipe": "cat-rs"},
-        {"recipe": "adaptive"},
     ],
 )
 @pytest.mark.parametrize("stop", [0, 11, 20])
