@@ -1,11 +1,11 @@
 """CIFAR-10: the attack of Section 4 of Cohen et al. 2019 on a smoothed ResNet-56 at σ = 0.25.
 
-    python reproduce/attack_cifar10.py                   train, certify and attack, then write docs/results/attack-cifar10.md
+    python reproduce/attack_cifar10.py                   train, certify and attack, then write the page
     python reproduce/attack_cifar10.py --network MODEL   the same with a network that is trained already
     python reproduce/attack_cifar10.py --page            write the page from the kept runs
 
-Interrupted commands resume. The network and the runs go into --out. The runs that the page is made from are copied to
-docs/results/attack-cifar10.
+The page is docs/results/attack-cifar10.md. Interrupted commands resume. The network and the runs go into --out; the
+runs that the page is made from are copied to docs/results/attack-cifar10.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from baselines import success
 from results import RESULTS, ROOT, keep_run
 
+from baselines import success
 from smoothcert.cli import main as smoothcert
 from smoothcert.runs import open as open_run
 from smoothcert.runs.attacking import certified_inputs
@@ -32,9 +32,9 @@ PAGE = """# CIFAR-10: the attack of the paper's Section 4
 
 {table}
 The attack of Cohen et al. 2019, Appendix J.3, takes 20 steps of length 0.1 up the expected cross-entropy, with 1,000
-noisy copies per step. It is applied to {inputs} CIFAR-10 test images that a smoothed ResNet-56 certifies with their true
-class, within 1.5 and 2 times each image's certified radius R. Every ball has a radius below 2.0 (the largest is
-{ball:.2f}), which 20 steps can reach, so the number of steps is the paper's. The printed figures are for ImageNet at
+noise samples per step. It is applied to {inputs} CIFAR-10 test images that a smoothed ResNet-56 certifies with their
+true class, within 1.5 and 2 times each image's certified radius R. The largest of these balls has a radius of
+{ball:.2f}. Twenty steps can reach 2.0, so the number of steps is the paper's. The printed figures are for ImageNet at
 σ = 0.25.
 
 ## How it was made
@@ -44,8 +44,8 @@ class, within 1.5 and 2 times each image's certified radius R. Every ball has a 
     smoothcert attack RUN {attack}
 
 - Of {images} images, {right} are certified with their true class, by the planned procedure with α = 0.001.
-- The search computes its gradients in mixed precision. The judge runs the network in fp32: fresh draws decide, by a test
-  at α = 0.001, whether the class changed. An attempt on which {judge:,} draws cannot decide counts as an abstention.
+- The search computes its gradients in mixed precision. The judge runs the network in fp32: fresh draws decide, by a
+  test at α = 0.001, whether the class changed. If {judge:,} draws cannot decide, the attempt counts as an abstention.
 
 `make reproduce-attack` repeats everything; the runs are in [attack-cifar10/](attack-cifar10/).
 

@@ -102,7 +102,7 @@ def test_the_manifest_says_what_was_attacked_and_how(small, run, tmp_path):
 
 def test_the_manifest_holds_the_settings_of_each_attack(monkeypatch, run, tmp_path):
     replaced(monkeypatch, lambda target, *_: target.x)
-    monkeypatch.setattr(PaperAttack, "search", lambda self, target, *_: target.x)
+    monkeypatch.setattr(PaperAttack, "search", lambda _, target, *__: target.x)
     found = attack(run, tmp_path / "run", attacks=("paper", "strong"), factor=(1.0,), n_max=100, precision="bf16")
     assert found.manifest.values["attack_settings"] == {
         "paper": {
