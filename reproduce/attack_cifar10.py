@@ -18,6 +18,7 @@ from results import RESULTS, ROOT, keep_run
 
 from baselines import success
 from smoothcert.cli import main as smoothcert
+from smoothcert.records import ceil_decimal
 from smoothcert.runs import open as open_run
 from smoothcert.runs.attacking import certified_inputs
 
@@ -26,16 +27,15 @@ EVERY = "200"
 N_MAX = "10000"
 TRAIN = "train cifar10 --arch resnet56 --sigma 0.25 --recipe gaussian --epochs 30 --precision bf16 --seed 1"
 CERTIFY = f"--sigma {SIGMA} --every {EVERY} --n-max {N_MAX} --seed 0"
-ATTACK = "--attacks paper --factor 1.5 2 --inputs 40 --precision bf16 --seed 0"
+ATTACK = "--attacks paper --factor 1.5 2 --inputs 20 --precision bf16 --seed 0"
 KEPT = RESULTS / "attack-cifar10"
 PAGE = """# CIFAR-10: the attack of the paper's Section 4
 
 {table}
 The attack of Cohen et al. 2019, Appendix J.3, takes 20 steps of length 0.1 up the expected cross-entropy, with 1,000
 noise samples per step. It is applied to {inputs} CIFAR-10 test images that a smoothed ResNet-56 certifies with their
-true class, within 1.5 and 2 times each image's certified radius R. The largest of these balls has a radius of
-{ball:.2f}. Twenty steps can reach 2.0, so the number of steps is the paper's. The printed figures are for ImageNet at
-σ = 0.25.
+true class, within 1.5 and 2 times each image's certified radius R. No ball has a radius above {ball}. Twenty steps
+can reach 2.0, so the number of steps is the paper's. The printed figures are for ImageNet at σ = 0.25.
 
 ## How it was made
 
@@ -52,10 +52,10 @@ true class, within 1.5 and 2 times each image's certified radius R. The largest 
 ## Caveats
 
 - The certificates use at most {n_max:,} draws, where the paper uses 100,000. The radii of the most robust images are
-  therefore smaller (at most {largest:.2f}) than 100,000 draws would certify, and so are the balls that are attacked.
+  therefore smaller (at most {largest}) than 100,000 draws would certify, and so are the balls that are attacked.
 - {inputs} images give wide intervals.
-- This attack is a lower bound on what an attacker can achieve. [On MNIST](baselines.md) a stronger one changes far more
-  answers within the same radii.
+- An attack shows what can be changed at least. [On MNIST](baselines.md) a stronger attack does at least as well within
+  the same radii.
 """
 
 
@@ -83,8 +83,8 @@ def page() -> str:
     return PAGE.format(
         table="\n".join(success(attacked)),
         inputs=len(attacked.rows),
-        ball=max(radii) * max(attacked.manifest.values["factors"]),
-        largest=max(radii),
+        ball=ceil_decimal(max(radii) * max(attacked.manifest.values["factors"]), 2),
+        largest=ceil_decimal(max(radii), 2),
         images=len(smoothed.rows),
         right=len(certified_inputs(smoothed)),
         n_max=smoothed.manifest.values["procedure"]["n_max"],
