@@ -221,6 +221,9 @@ class AttackSettings(EngineSettings):
     """Most draws of the judge per attempt."""
     clip: bool = False
     """Keep perturbed inputs in [0, 1]; certified balls are not, so that attacks may leave it too."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Numeric precision of the search for perturbations. bf16 is faster on hardware that supports it. The judge always
+    runs the network in fp32."""
     seed: OptionalInt = None
     """Same seed, same attacks. By default a fresh key from the operating system, recorded in the run."""
     device: OptionalText = None
@@ -231,6 +234,7 @@ class AttackSettings(EngineSettings):
         check_alpha(self.alpha)
         check_count("n_max", self.n_max)
         _check_names("attacks", self.attacks, ("paper", "strong", "ddn", "abstain"))
+        check_choice("precision", self.precision, ("fp32", "bf16"))
         positive = all(0 < one < float("inf") for one in self.factor)
         if not self.factor or not positive or len(set(self.factor)) < len(self.factor):
             raise ConfigError(f"Expected `factor` to be different finite numbers > 0, got {self.factor!r}.")
