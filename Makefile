@@ -7,7 +7,7 @@ VISION := $(VENV)/vision
 # Recreated whenever what we depend on changes.
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench reproduce-paper reproduce-mnist reproduce-baselines reproduce-cifar10 clean
+.PHONY: demo test test-slow lint format bench reproduce-paper reproduce-mnist reproduce-baselines reproduce-cifar10 reproduce-attack clean
 
 $(STAMP): pyproject.toml setup.py src/smoothcert/_grid_kernel.c constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -62,6 +62,10 @@ reproduce-baselines: $(STAMP)
 
 reproduce-cifar10: $(STAMP)
 	$(BIN)/python reproduce/cifar10.py
+
+# Trains a ResNet-56 first, unless a trained one is given by NETWORK=folder.
+reproduce-attack: $(STAMP)
+	$(BIN)/python reproduce/attack_cifar10.py $(if $(NETWORK),--network "$(NETWORK)")
 
 clean:
 	rm -rf $(VENV) build dist demo-output .mypy_cache .pytest_cache .ruff_cache

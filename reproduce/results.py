@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothcert.models.checkpoints import WEIGHTS_FILE
-from smoothcert.runs.directory import ROWS
+from smoothcert.runs.directory import ROWS, TIMES
 from smoothcert.runs.manifest import Manifest, read_manifest
 from smoothcert.training.recipes import RECIPES, recipe_text
 
@@ -17,22 +16,22 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 
 
-def keep_run(path: Path, target: Path, *, network: bool = False) -> None:
+def keep_run(path: Path, target: Path, *, times: bool = True) -> None:
     """Copy a run, and how its network was trained, without this machine's names, to where pages are made from.
 
-    With the `network` itself, so that votes can be drawn again (`smoothcert verify`) and training can go on from it.
+    The `times` are for pages that show seconds. Networks are not kept.
     """
     target.mkdir(parents=True, exist_ok=True)
     values = read_manifest(path).values
-    for file in (ROWS[values["kind"]], "times.jsonl"):
-        shutil.copyfile(path / file, target / file)
+    rows = ROWS[values["kind"]]
+    shutil.copyfile(path / rows, target / rows)
+    if times:
+        shutil.copyfile(path / TIMES, target / TIMES)
     if (path.parent / "train.json").exists():
         record = json.loads((path.parent / "train.json").read_text("utf-8"))
         if record.get("start"):
             record["start"] = _short(record["start"])
         (target / "train.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    if network:
-        shutil.copyfile(path.parent / WEIGHTS_FILE, target / WEIGHTS_FILE)
     model = {**values["model"], "source": _short(values["model"]["source"])}
     changed = {**values, "model": model, "host": ""}
     if "attacked" in values:
@@ -51,6 +50,9 @@ class Training:
     """How the network of a kept run was trained, and how it did on the test set."""
 
     recipe: str
+    architecture: str
+    start: str | None
+    """The model whose weights it began with; None if these were random."""
     settings: dict[str, Any]
     result: dict[str, Any]
 
@@ -65,4 +67,5 @@ def training_of(run: Path) -> Training:
     record = json.loads((run / "train.json").read_text("utf-8"))
     settings = dict(record["settings"]["recipe"])
     recipe = recipe_text(RECIPES[settings.pop("name")](**settings))
-    return Training(recipe, record["settings"], record["result"])
+    # Records older than `train --start` do not have the entry.
+    return Training(recipe, record["architecture"], record.get("start"), record["settings"], record["result"])

@@ -19,15 +19,12 @@ from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN, Predict, SequentialPredict, describe
 from smoothcert.stats.procedures import run as conclude
-from smoothcert.stats.wide import Wide
 
 SIGMA = 0.5
 CLASSES = 4
 PROCEDURES = {
     "paper": FixedN(n=1_000),
     "planned": Planned(n_max=2_000),
-    "randomized": Planned(n_max=2_000, randomized=True),
-    "wide": Wide(n_max=2_000, dimension=64, width=1.05),
     "grid": Grid(radii=(0.0, 0.25, 0.5), sigma=SIGMA, n_max=2_000),
     "margin": Planned(n_max=2_000, margin=0.1),
     "paper-margin": FixedN(n=1_000, margin=0.1),
@@ -65,9 +62,7 @@ def one_row(index: int, truth: int | None, procedure, generator) -> dict:
     share = generator.uniform(0.3, 1.0)
     shares = np.full(CLASSES, (1 - share) / (CLASSES - 1))
     shares[index % CLASSES] = share
-    conclusion, stages = conclude(
-        procedure, lambda _, n: Votes.of(generator.multinomial(n, shares)), np.random.default_rng(index).random
-    )
+    conclusion, stages = conclude(procedure, lambda _, n: Votes.of(generator.multinomial(n, shares)))
     common = {"alpha": 0.001, "sigma": SIGMA, "noise": "grid", "procedure": {}, "stages": stages}
     common |= {"key": "00", "input_id": ""}
     if isinstance(conclusion, Bounds):

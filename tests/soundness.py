@@ -18,7 +18,7 @@ from typing import Any
 import mpmath
 import numpy as np
 from scipy.special import gammaln, xlogy
-from scipy.stats import beta, binom, binomtest, norm
+from scipy.stats import beta, binomtest, norm
 
 from smoothcert.records import Votes
 from smoothcert.stats.procedures import run
@@ -112,63 +112,6 @@ def check_upper_bound_is_tight(upper: Callable[..., Any], slack: float = 1e-6) -
     for k, n, alpha in LARGE:
         p = float(upper(k, n, alpha)) * (1 - slack)
         assert p <= k / n or binomial_tail(k, n, p) > alpha, f"n={n}, k={k}, alpha={alpha}: too loose"
-
-
-COINS = (0.0, 0.01, 0.1, 0.5, 0.9, 1.0)
-
-
-def check_randomized_bound_is_sound(upper: Callable[..., Any]) -> None:
-    """At p = U(k, coin), the probability below k and the part of that at k which the coin says are at most α."""
-    for n, alpha, coin in itertools.product(SIZES, ALPHAS, COINS):
-        p = np.asarray(upper(np.arange(n + 1), n, alpha, coin), np.float64)
-        assert (p > 0).all(), f"n={n}, alpha={alpha}, coin={coin}: the bound is 0, which is never sure"
-        tails = _coin_tails(n, p, coin)
-        sound = np.where(p < 1, tails <= alpha * (1 + 1e-11), p >= 1)
-        assert sound.all(), f"n={n}, k={np.flatnonzero(~sound)[0]}, alpha={alpha}, coin={coin}: the bound is too low"
-    for (k, n, alpha), coin in itertools.product(LARGE, (0.1, 0.9)):
-        p = float(upper(k, n, alpha, coin))
-        sound = p >= 1 or (p > 0 and _coin_tail(k, n, p, coin) <= alpha)
-        assert sound, f"n={n}, k={k}, alpha={alpha}, coin={coin}: too low"
-
-
-def check_randomized_bound_is_tight(upper: Callable[..., Any], slack: float = 1e-6) -> None:
-    """One part in a million below, that is more than α, for all coins but the smallest."""
-    for n, alpha, coin in itertools.product(SIZES, ALPHAS, COINS):
-        if coin > math.sqrt(alpha):
-            p = np.asarray(upper(np.arange(n + 1), n, alpha, coin), np.float64) * (1 - slack)
-            loose = _coin_tails(n, p, coin) <= alpha
-            assert not loose.any(), f"n={n}, k={np.flatnonzero(loose)[0]}, alpha={alpha}, coin={coin}: too loose"
-
-
-def check_randomized_bound_covers(upper: Callable[..., Any]) -> None:
-    """For true probabilities all over the place, U is below them with probability at most α, coins included.
-
-    U grows with the coin, so of coins on a lattice at most one more falls short than the share of all that do.
-    """
-    coins = (np.arange(100) + 0.5) / 100
-    for n, alpha in itertools.product((1, 4, 15, 40), (0.3, 0.05, 0.01)):
-        bounds = np.asarray(upper(np.arange(n + 1), n, alpha, coins[:, None]))
-        bounds = np.broadcast_to(bounds, (len(coins), n + 1))
-        assert (np.diff(bounds, axis=0) >= 0).all(), f"n={n}, alpha={alpha}: the bound falls as the coin grows"
-        critical_ones = bounds[[14, 50], ::3].ravel() * (1 + 1e-6)
-        for p in [*np.linspace(0.001, 0.999, 97), *critical_ones[critical_ones < 1]]:
-            short = np.maximum((bounds < p).sum(axis=0) - 1, 0) / len(coins)
-            missed = float(short @ binom.pmf(np.arange(n + 1), n, p))
-            assert missed <= alpha, f"n={n}, alpha={alpha}, p={p}: missed with probability {missed:.4f}"
-
-
-def _coin_tails(n: int, p: np.ndarray, coin: float) -> np.ndarray:
-    inside = np.where(p < 1, p, 0.5)
-    at_most = np.exp(log_tail_table(n, inside))
-    # Row k of that table is about at most k; at most k − 1 at the same p takes one term away.
-    k = np.arange(n + 1)
-    term = np.exp(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + xlogy(k, inside) + xlogy(n - k, 1 - inside))
-    return np.where(p < 1, at_most - (1 - coin) * term, (k == n) * coin)
-
-
-def _coin_tail(k: int, n: int, p: float, coin: float) -> Any:
-    below = binomial_tail(k - 1, n, p) if k else digits.mpf(0)
-    return (1 - digits.mpf(coin)) * below + digits.mpf(coin) * binomial_tail(k, n, p)
 
 
 def check_lower_bound_is_sound(lower: Callable[..., Any]) -> None:
@@ -364,7 +307,7 @@ def _near_ties(categories: int) -> Iterator[tuple[float, ...]]:
 def simulate(procedure: Any, p: Sequence[float], repeats: int, seed: int) -> list[Any]:
     """The conclusions of `repeats` runs against votes drawn with the probabilities p."""
     rng = np.random.default_rng(seed)
-    return [run(procedure, lambda _, n: Votes.of(rng.multinomial(n, p)), rng.random)[0] for _ in range(repeats)]
+    return [run(procedure, lambda _, n: Votes.of(rng.multinomial(n, p)))[0] for _ in range(repeats)]
 
 
 def check_rate(misses: int, repeats: int, alpha: float) -> None:

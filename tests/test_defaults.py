@@ -33,7 +33,6 @@ def test_without_settings_a_radius_is_planned(g):
         "n_max": 100_000,
         "rival": True,
         "effort": "balanced",
-        "randomized": False,
         "margin": 0.0,
     }
     assert certificate.label == 2

@@ -12,18 +12,10 @@ from smoothcert import (
     GaussianNoise,
     GridGaussianNoise,
     Normalize,
-    Planned,
     Predict,
     Prediction,
-    Projected,
     Smoothed,
-    Wide,
 )
-from smoothcert.errors import ConfigError, InputError
-from smoothcert.sampling import count_votes_together
-from smoothcert.stats.procedures import question
-from smoothcert.stats.wide import FAR, good_width, wide_depth
-from smoothcert.streams import Stream
 from smoothcert.worst_cases import LinearClassifier
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 4, 4) * 5
@@ -103,18 +95,6 @@ def test_asking_again_gives_the_same_answer_and_another_key_another():
     first, second = ([one.certify(PIXELS, QUICK, index=i).stages for i in range(6)] for one in (g, other))
     assert first != second
     assert len(bytes.fromhex(g.key)) == 32
-
-
-def test_a_randomized_certificate_has_a_coin_from_its_key():
-    g, half = smoothed(), PIXELS // 2
-    procedure = Planned(n_max=500, alpha=0.01, randomized=True)
-    plain, found = g.certify(half, Planned(n_max=500, alpha=0.01)), g.certify(half, procedure)
-    assert found == g.certify(half, procedure)
-    expected = Stream(bytes.fromhex(g.key), found.input_id, 2, question(procedure)).coin
-    assert [votes.coin for votes in found.stages] == [None, None, expected]
-    assert type(found).from_dict(json.loads(json.dumps(found.to_dict()))) == found
-    assert "Planned, randomized" in repr(found)
-    assert "randomized" not in repr(plain)
 
 
 def test_selection_and_estimation_use_different_noise():
@@ -213,141 +193,3 @@ def test_a_progress_bar_is_shown_for_long_jobs_and_leaves_results_alone(capsys, 
 
 def test_the_smoothed_classifier_tells_what_it_is():
     assert repr(smoothed()) == "Smoothed(ChannelMeans, sigma=0.5, noise='auto', device='cpu')"
-
-
-# Draws from a wider noise
-
-
-def test_wide_draws_are_from_the_wider_noise_and_the_radius_is_of_the_smoothing_noise(monkeypatch):
-    drawn = []
-
-    def count(model, requests, **settings):
-        drawn.extend((request.noise.name, request.noise.sigma, request.n) for request in requests)
-        return count_votes_together(model, requests, **settings)
-
-    monkeypatch.setattr("smoothcert.smoothed.count_votes_together", count)
-    settings = {"alpha": 0.01, "n_max": 2000}
-    found = smoothed(sigma=0.2).certify(PIXELS, "wide", index=0, **settings)
-    width = good_width(48, 2000, 0.01)
-    common = {**settings, "rival": True, "effort": "balanced", "randomized": False}
-    assert found.procedure == {"name": "Wide", **common, "dimension": 48, "width": width}
-    sigmas = [0.2, 0.2, 0.2 * FAR, 0.2 * width]
-    assert drawn == [("grid", sigma, n) for sigma, n in zip(sigmas, (100, 1000, 1000, 2000), strict=True)]
-    q = found.bounds.q_a_upper
-    depth = wide_depth(q, q, width=width, dimension=48)
-    assert (found.sigma, found.noise, found.label, found.bounds.separation) == (0.2, "grid", 2, depth)
-    assert found.radius == np.nextafter(0.2 * depth, 0)
-    assert Certificate.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-
-
-def test_wide_draws_of_floats_and_of_a_noise_that_is_given():
-    x = np.random.default_rng(0).random((3, 4, 4)).astype(np.float32)
-    assert smoothed().certify(x, "wide", n_max=500).noise == "gaussian"
-    given = smoothed(noise=GridGaussianNoise(0.5, levels=15)).certify(PIXELS // 17 * 17, "wide", n_max=500)
-    assert (given.noise, given.sigma) == ("grid", 0.5)
-
-
-def directions(count, seed=0):
-    drawn = np.random.default_rng(seed).normal(size=(48, count))
-    return torch.from_numpy(np.linalg.qr(drawn)[0].T.copy()).reshape(count, 3, 4, 4)
-
-
-def projected(count=12):
-    """The classifier of colours behind a projection that keeps what it looks at, and other directions."""
-    means = torch.zeros(3, 3, 4, 4)
-    for channel in range(3):
-        means[channel, channel] = 0.25
-    others = directions(count - 3).float().flatten(1)
-    others = torch.linalg.qr(torch.cat([means.flatten(1), others]).T)[0].T[3:]
-    return nn.Sequential(Projected(torch.cat([means.flatten(1), others]).reshape(count, 3, 4, 4)), ChannelMeans())
-
-
-def test_noise_is_added_to_the_coordinates_that_a_model_sees(monkeypatch):
-    drawn = []
-
-    def count(model, requests, **settings):
-        drawn.extend(requests)
-        return count_votes_together(model, requests, **settings)
-
-    monkeypatch.setattr("smoothcert.smoothed.count_votes_together", count)
-    model = projected()
-    found = smoothed(model).certify(PIXELS, QUICK)
-    assert (found.noise, found.label) == ("gaussian", 2)
-    expected = model[0].directions.double().flatten(1) @ torch.from_numpy(PIXELS / 255).flatten()
-    for request in drawn:
-        np.testing.assert_allclose(request.x, expected, rtol=1e-6, atol=1e-6)
-    assert sum(request.n for request in drawn) == sum(stage.n for stage in found.stages)
-
-
-def test_a_projected_model_smoothed_in_coordinates_is_the_one_smoothed_in_pixels():
-    """The same votes in law: both have the shares that noise on all pixels gives the projected classifier."""
-    model, n, x = projected(), 40_000, PIXELS // 5
-    [stage] = smoothed(model).predict(x, Predict(n=n)).stages
-    whole = smoothed(lambda x: model(x), num_classes=3).predict(x, Predict(n=n))
-    [pixels] = whole.stages
-    assert whole.noise == "grid"
-    for one, other in zip(stage.counts, pixels.counts, strict=True):
-        share = (one + other) / (2 * n)
-        assert abs(one - other) <= 4.5 * np.sqrt(2 * n * share * (1 - share))
-    assert min(stage.counts) > 1000
-
-
-def test_the_dimension_is_that_of_what_the_model_sees():
-    g = smoothed(projected())
-    assert g.certify(PIXELS, "wide", n_max=500).procedure["dimension"] == 12
-    assert g.certify(PIXELS, Wide(n_max=500, dimension=48), index=0).procedure["dimension"] == 48
-    with pytest.raises(ConfigError, match="at least 12"):
-        g.certify(PIXELS, Wide(dimension=11))
-    with pytest.raises(ConfigError, match="at least 48"):
-        smoothed().certify(PIXELS, Wide(dimension=12))
-
-
-def test_a_projected_model_takes_inputs_of_its_shape_and_float_noise():
-    g = smoothed(projected())
-    for ask in (lambda: g.certify(PIXELS.transpose(1, 2, 0), QUICK), lambda: g.plan_for((4, 4, 3))):
-        with pytest.raises(InputError, match=r"shape \(3, 4, 4\)"):
-            ask()
-    for settings in ({"noise": "grid"}, {"secure": True, "seed": None}):
-        with pytest.raises(ConfigError, match="Grid noise"):
-            smoothed(projected(), **settings)
-
-
-@pytest.mark.parametrize(("plan", "precision"), [("eager", "fp32"), ("openvino", "fp32"), ("openvino", "int8")])
-def test_backends_run_a_projected_model_from_its_coordinates(plan, precision):
-    pytest.importorskip("openvino") if plan == "openvino" else None
-    model = nn.Sequential(projected()[0], nn.Flatten(), nn.Linear(48, 3))
-    # One weight twice the others: if all were the largest there is, sums of 8-bit products would overflow on processors
-    # without VNNI, and OpenVINO cut them off.
-    means = torch.kron(torch.eye(3), torch.tensor([[2.0] + 15 * [1.0]]) / 17)
-    model[2].load_state_dict({"weight": means, "bias": torch.zeros(3)})
-    calibration = np.stack([PIXELS / 255, 1 - PIXELS / 255])
-    g = smoothed(model, plan=plan, precision=precision, batch_size=64, calibration=calibration)
-    assert (g.check(PIXELS), g.seconds_per_draw(PIXELS) > 0) == (3, True)
-    found = g.certify(PIXELS, QUICK)
-    assert (found.label, found.executed is None) == (2, plan == "eager")
-    assert g.executed((3, 4, 4)) == found.executed
-
-
-@pytest.mark.parametrize("distance", [0.5, 1.5])
-def test_a_certificate_in_coordinates_holds_for_a_classifier_whose_radius_is_known(distance):
-    """A half-space of R^48 whose normal is among the directions: the radius is the distance in pixels."""
-    normal = directions(1).flatten().float()
-    basis = torch.linalg.qr(torch.cat([normal[None], directions(7, seed=1).float().flatten(1)]).T)[0].T
-    model = nn.Sequential(Projected(basis.reshape(8, 48)), nn.Linear(48, 2))
-    weights, bias = torch.stack([-normal, normal]), torch.tensor([-distance, distance])
-    model[1].load_state_dict({"weight": weights, "bias": bias})
-    for seed in range(10):
-        g = Smoothed(model, 0.25, input_range=None, seed=seed)
-        for procedure in (Wide(n_max=20_000, effort="full"), FixedN(n=20_000)):
-            assert 0.5 * min(distance, 1) < g.certify(np.zeros(48, np.float32), procedure).radius < distance
-
-
-@pytest.mark.parametrize("distance", [0.5, 2.0])
-def test_a_wide_certificate_holds_for_a_classifier_whose_radius_is_known(distance):
-    """Linear in one direction: the smoothed classifier's radius is the distance to the plane."""
-    model = LinearClassifier((1, 0, 0, 0), distance)
-    for seed in range(10):
-        g = Smoothed(model, 0.25, noise="gaussian", input_range=None, seed=seed)
-        found = g.certify(np.zeros(4, np.float32), Wide(n_max=20_000, effort="full"))
-        assert 0.6 * distance < found.radius < distance
-        assert (found.bounds.separation is not None) == (distance > 1)

@@ -51,6 +51,49 @@ def test_one_step_beyond_its_distance_the_linear_classifier_changes():
         assert np.linalg.norm(f.nearest_change(x, 2.0)) == pytest.approx(2.0)
 
 
+def sets_of(cells):
+    """Every subset of so many cells, as rows of 0 and 1."""
+    return (np.arange(2**cells)[:, None] >> np.arange(cells)) & 1
+
+
+def test_a_set_with_the_smallest_likelihood_ratios_is_the_least_probable_under_the_other_law():
+    """Lemma 3, Neyman & Pearson, by enumeration of all sets; in whole numbers, so without rounding."""
+    tried = 0
+    for _ in range(20):
+        under_x, under_y = RNG.integers(1, 50, (2, 12))
+        ratios = under_y / under_x
+        sets = sets_of(12)
+        for threshold in ratios:
+            s = ratios <= threshold
+            at_least = sets[sets @ under_x >= s @ under_x]
+            assert np.all(at_least @ under_y >= s @ under_y)
+            at_most = sets[sets @ under_x <= (ratios >= threshold) @ under_x]
+            assert np.all(at_most @ under_y <= (ratios >= threshold) @ under_y)
+            tried += len(at_least)
+    assert tried > 100_000
+
+
+@pytest.mark.parametrize("shift", [0.1, 0.7, 2.0])
+def test_no_set_falls_below_the_half_space_as_gaussian_noise_moves(shift):
+    """Lemma 4, Neyman & Pearson for Gaussians, on all unions of 14 intervals; `WorstCase` has the half-spaces."""
+    edges = np.concatenate([[-np.inf], np.linspace(-2.5, 2.5, 13), [np.inf]])
+    at_x, moved = np.diff(norm.cdf(edges)), np.diff(norm.cdf(edges - shift))
+    sets = sets_of(14)[1:-1]
+    before, after = sets @ at_x, sets @ moved
+    assert np.all(after >= norm.cdf(norm.ppf(before) - shift) - 1e-12)
+    assert np.all(after <= norm.cdf(norm.ppf(before) + shift) + 1e-12)
+    worst = WorstCase([0.0], [1.0], 0.7, 0.2, sigma=1.0)
+    assert worst.vote_probabilities(shift)[0] == pytest.approx(norm.cdf(norm.ppf(0.7) - shift))
+    assert worst.vote_probabilities(shift)[1] == pytest.approx(norm.cdf(norm.ppf(0.2) + shift))
+
+
+def test_of_all_intervals_of_a_width_the_one_around_zero_is_the_most_probable():
+    """Lemma 5."""
+    start, half = np.meshgrid(np.linspace(-9, 9, 361), np.linspace(0.01, 4, 60))
+    anywhere = norm.cdf(start + 2 * half) - norm.cdf(start)
+    assert np.all(anywhere <= norm.cdf(half) - norm.cdf(-half) + 1e-15)
+
+
 CASES = [(0.9, 0.1), (0.99, 0.01), (0.6, 0.1), (0.5, 0.3), (0.4, 0.35)]
 
 
@@ -160,11 +203,9 @@ def test_within_the_radius_of_a_lead_predict_is_not_forced_to_abstain():
     assert abstained[0.0] > 0.5 * repeats
 
 
-def test_a_margin_belongs_to_some_procedures_only():
+def test_a_procedure_has_its_own_margin():
     g = Smoothed(LinearClassifier([1.0, 0.0], 1.0), 0.5, 2, noise="gaussian", input_range=None, seed=5)
     x = np.zeros(2, np.float32)
-    with pytest.raises(ConfigError, match="wide certifies no margin"):
-        g.certify(x, "wide", margin=0.1)
     with pytest.raises(ConfigError, match="A procedure has its own margin"):
         g.certify(x, FixedN(n=1000), margin=0.1)
     with pytest.raises(ConfigError, match="margin"):

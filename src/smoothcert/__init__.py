@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smoothcert.models.layers import AvgPooled, Normalize, Projected, Resized
+    from smoothcert.models.layers import AvgPooled, Normalize, Resized
     from smoothcert.noise import GaussianNoise, GridGaussianNoise
     from smoothcert.records import Bounds, Certificate, Prediction, Votes
     from smoothcert.smoothed import Smoothed
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from smoothcert.stats.planned import Planned
     from smoothcert.stats.procedures import FixedN, Predict, SequentialPredict
     from smoothcert.stats.radii import draws_for, max_radius
-    from smoothcert.stats.wide import Wide
 
 __version__ = "0.1.0"
 
@@ -34,12 +33,10 @@ _HOMES = {
     "Planned": "stats.planned",
     "Predict": "stats.procedures",
     "Prediction": "records",
-    "Projected": "models.layers",
     "Resized": "models.layers",
     "SequentialPredict": "stats.procedures",
     "Smoothed": "smoothed",
     "Votes": "records",
-    "Wide": "stats.wide",
     "draws_for": "stats.radii",
     "max_radius": "stats.radii",
 }
@@ -56,12 +53,10 @@ __all__ = [
     "Planned",
     "Predict",
     "Prediction",
-    "Projected",
     "Resized",
     "SequentialPredict",
     "Smoothed",
     "Votes",
-    "Wide",
     "draws_for",
     "max_radius",
 ]

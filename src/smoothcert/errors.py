@@ -1,5 +1,8 @@
 """The few kinds of error a user can meet; each message says what was expected, what came, what to do."""
 
+LAST_WITH_RETIRED_PARTS = "smoothcert 0.1 (commit 2632d2d)"
+"""The version that still has the procedures and layers removed since, for messages about files that need them."""
+
 
 class SmoothcertError(Exception):
     """Base of every error raised on purpose by this package."""
@@ -43,6 +46,12 @@ class VerificationError(SmoothcertError):
     """A run is not what it claims to be."""
 
     exit_code = 1
+
+
+class RetiredProcedureError(SmoothcertError):
+    """A run cannot be verified, because its procedure is one that this version does not have."""
+
+    exit_code = 7
 
 
 class OutputError(SmoothcertError, OSError):

@@ -18,19 +18,17 @@ class Votes:
 
     `invalid` counts the draws on which it gave no usable answer (a NaN score, a negative label): they vote
     for no class, which can only weaken a claim. `ties` counts the draws whose best score was shared by
-    several classes; such a draw votes for the lowest of them. `coin` is a random number from [0, 1] that was drawn
-    with them, where the procedure asked for one.
+    several classes; such a draw votes for the lowest of them.
     """
 
     counts: tuple[int, ...]
     invalid: int = 0
     ties: int = 0
-    coin: float | None = None
 
     @classmethod
-    def of(cls, counts: Iterable[int], invalid: int = 0, ties: int = 0, coin: float | None = None) -> Votes:
+    def of(cls, counts: Iterable[int], invalid: int = 0, ties: int = 0) -> Votes:
         """Make votes from any sequence of whole numbers, such as a numpy row."""
-        return cls(tuple(int(c) for c in counts), int(invalid), int(ties), coin)
+        return cls(tuple(int(c) for c in counts), int(invalid), int(ties))
 
     @property
     def n(self) -> int:
@@ -60,10 +58,10 @@ class Bounds:
 
     `q_a_upper` bounds 1 − p_A from above and `p_b_upper` every rival's probability; the failure side is
     stored because 1 − q loses the digits that large radii are made of. `separation`, where it is given, is the
-    certified radius over σ: from a procedure that tests radii and bounds no probabilities; from one that certifies a
-    lead (a margin); and from one whose draws, and bounds, are of another noise than the one that smooths. `label` is
-    None when the procedure has no class to claim. `reason` tells why it stopped: "claimed" (all it was asked for),
-    "futile" (more draws would not have been worth it) or "budget" (it drew all that it had planned).
+    certified radius over σ: from a procedure that tests radii and bounds no probabilities, or from one that certifies a
+    lead (a margin). `label` is None when the procedure has no class to claim. `reason` tells why it stopped: "claimed"
+    (all it was asked for), "futile" (more draws would not have been worth it) or "budget" (it drew all that it had
+    planned).
     """
 
     label: int | None
@@ -198,7 +196,7 @@ class _Result:
             *executed,
             ("smoothing", f"{self.noise} noise, σ = {self.sigma:g}"),
             ("failure probability", f"at most α = {self.alpha:g}"),
-            ("procedure", str(self.procedure["name"]) + (", randomized" if self.procedure.get("randomized") else "")),
+            ("procedure", str(self.procedure["name"])),
             ("stopped", _REASONS.get(self._reason(), self._reason())),
             ("draws", _summands(self.stages)),
             *invalid,
@@ -226,7 +224,7 @@ def _summands(stages: tuple[Votes, ...]) -> str:
 
 
 def _stages(values: Iterable[Mapping[str, Any]]) -> tuple[Votes, ...]:
-    return tuple(Votes.of(v["counts"], v["invalid"], v["ties"], v.get("coin")) for v in values)
+    return tuple(Votes.of(v["counts"], v["invalid"], v["ties"]) for v in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -97,8 +97,8 @@ def replay(
     noise = GaussianNoise(sigma)
     results = []
     for i in range(len(votes)) if indices is None else indices:
-        draw, coins = METHODS[method](votes[i], np.random.default_rng([seed, i])), np.random.default_rng([seed, i, 1])
-        conclusion, stages = run(procedure_for(i), draw, coins.random)
+        draw = METHODS[method](votes[i], np.random.default_rng([seed, i]))
+        conclusion, stages = run(procedure_for(i), draw)
         radius = noise.radius(conclusion) if isinstance(conclusion, Bounds) else 0.0
         claimed = conclusion.label is not None and (radius > 0 or not isinstance(conclusion, Bounds))
         draws = sum(stage.n for stage in stages)

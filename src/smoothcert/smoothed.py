@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,11 +21,10 @@ from smoothcert.inputs import Range, as_float32, check_values, content_id, split
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import Contract, Model, check_contract, evaluating, is_out_of_memory, listening
 from smoothcert.models.hashes import checksums
-from smoothcert.models.layers import split_projection
 from smoothcert.noise import NOISES, GaussianNoise, GridGaussianNoise, Noise
 from smoothcert.progress import ProgressBar
 from smoothcert.reclassification import Reclassification, sample_size
-from smoothcert.records import Bounds, Certificate, Decision, Prediction, Votes
+from smoothcert.records import Bounds, Certificate, Decision, Prediction
 from smoothcert.sampling import (
     MAX_WORKERS,
     Plan,
@@ -39,7 +37,6 @@ from smoothcert.sampling import (
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
 from smoothcert.stats.procedures import FixedN, Predict, Procedure, Running, SequentialPredict, describe, question
-from smoothcert.stats.wide import Wide
 from smoothcert.streams import STREAM_NAMING, Stream, make_key, parse_key
 
 Result = TypeVar("Result", Certificate, Prediction)
@@ -62,12 +59,7 @@ class _Case:
         """What the procedure wants next, from the stream of its stage."""
         asked = question(self.procedure) if naming >= 2 else ""
         stream = Stream(key, self.input_id, len(self.running.stages), asked)
-        wider = replace(self.noise, sigma=self.noise.sigma * self.running.wanted.width)
-        return Request(wider, self.x, int(self.running.wanted), stream)
-
-    def give(self, votes: Votes, stream: Stream) -> None:
-        """Answer the request with its votes, and with its stream's coin if one is wanted."""
-        self.running.give(replace(votes, coin=stream.coin) if self.running.wanted.coin else votes)
+        return Request(self.noise, self.x, self.running.wanted, stream)
 
 
 def _next_round(pending: deque[_Case], plan: Plan) -> list[_Case]:
@@ -139,8 +131,7 @@ class Smoothed:
     Args:
         model: what `models.load` gives, or any callable from a batch [B, *D] to scores [B, K] or integer labels [B]; a
             module is put into eval mode while it is used and moved to `device`. Normalisation belongs inside it (see
-            `Normalize`). A module on the CPU is called from several threads at once. If it begins with a `Projected`,
-            noise is added to the coordinates, which is the same smoothed classifier.
+            `Normalize`). A module on the CPU is called from several threads at once.
         sigma: the noise's standard deviation, in the units of the input (pixels in [0, 1]).
         num_classes: how many classes there are; found out by asking the model if it returns scores.
         noise: "grid" for inputs on the 8-bit grid k/255, sound in floating-point arithmetic too; "gaussian" for any
@@ -213,13 +204,6 @@ class Smoothed:
             raise ConfigError("A secure run needs grid noise: float noise can be seen through by a hostile model.")
         self.device = pick_device(model, device)
         self.model = model.to(self.device) if isinstance(model, nn.Module) else model
-        self._projection, self._behind = split_projection(self.model)
-        if self._projection is not None:
-            self._projection.check()
-            if secure or noise == "grid":
-                raise ConfigError(
-                    "Grid noise is for values on a grid, which a model's coordinates are not: take gaussian."
-                )
         self.num_classes = num_classes
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.input_range = input_range
@@ -227,13 +211,13 @@ class Smoothed:
         self._secure, self._allow_random, self._progress = secure, allow_random, progress
         self._on_draws = on_draws
         self._execution = Execution(
-            self._behind,
+            self.model,
             self.sigma,
             self.device,
             plan=plan,
             precision=precision,
             batch_size=batch_size,
-            calibration=None if calibration is None else self._points(as_float32(calibration)),
+            calibration=None if calibration is None else as_float32(calibration),
             weights_hash=weights_hash,
         )
         self._key = make_key(seed) if key is None else parse_key(key)
@@ -270,8 +254,7 @@ class Smoothed:
         Args:
             x: one input or a batch of them, torch or numpy.
             procedure: how to go about it. By default `Grid` where `radii` are given and `Planned` elsewhere, which take
-                few draws; "paper" for the paper's CERTIFY (`FixedN`); "wide" for larger radii where inputs have few
-                values (`Wide`); or a procedure with settings of its own.
+                few draws; "paper" for the paper's CERTIFY (`FixedN`); or a procedure with settings of its own.
             radii: decide which of these radii hold, instead of finding one as large as the draws allow.
             label: with `radii` or a `Grid`, the true class, one per input, to evaluate a test set: tested directly.
             alpha: the failure probability per input, 0.001 by default.
@@ -279,7 +262,7 @@ class Smoothed:
             effort: "quick", "balanced" or "full": how many draws a certificate is worth (see `Grid` and `Planned`).
             margin: certify the radius within which the class leads every other class by at least this much in
                 probability (Section 3.2.1 of the paper), so that perturbations within it cannot force `predict` to
-                abstain; 0 by default. Not for `Wide`.
+                abstain; 0 by default.
             index: names the input in the noise stream, such as its place in a test set; of a batch the first one, or
                 each by a list. By default the name is derived from the content.
         """
@@ -341,11 +324,9 @@ class Smoothed:
         if isinstance(procedure, Grid) and procedure.sigma != self.sigma:
             raise ConfigError(f"Expected a Grid with sigma={self.sigma:g}, got {procedure.sigma:g}.")
         if isinstance(procedure, str):
-            check_choice("procedure", procedure, ["paper", "wide"])
-            if procedure == "wide" and "margin" in settings:
-                raise ConfigError("The procedure wide certifies no margin: use the default, the paper's or `radii`.")
-            named = FixedN(**_renamed(settings)) if procedure == "paper" else Wide(**settings)
-            return lambda *_: named
+            check_choice("procedure", procedure, ["paper"])
+            paper = FixedN(**_renamed(settings))
+            return lambda *_: paper
         if procedure is not None:
             _refuse_settings(settings)
             if isinstance(procedure, Grid) and label is not None:
@@ -370,9 +351,8 @@ class Smoothed:
         cases = []
         for i, (one, name) in enumerate(zip(inputs, names, strict=True)):  # all are looked at before any forward pass
             check_values(one, self.input_range)
-            procedure = self.settled(procedure_for(i, len(inputs)), one.shape)
-            point = self._point(one)
-            cases.append(_Case(point, name, self._noise_for(point), procedure, Running(procedure)))
+            procedure = procedure_for(i, len(inputs))
+            cases.append(_Case(one, name, self._noise_for(one), procedure, Running(procedure)))
         self._run(cases)
         executed = self.executed(inputs[0].shape)
         results = [self._result(case, conclude, executed) for case in cases]
@@ -436,8 +416,8 @@ class Smoothed:
                         on_draws=on_draws,
                         again=self._reclassification(requests, contract.spread),
                     )
-                for case, request, counted in zip(chosen, requests, votes, strict=True):
-                    case.give(counted, request.stream)
+                for case, counted in zip(chosen, votes, strict=True):
+                    case.running.give(counted)
                 unfinished = [case for case in chosen if not case.running.finished]
                 pending.extendleft(reversed(unfinished))
                 inputs.advance(len(chosen) - len(unfinished))
@@ -471,16 +451,10 @@ class Smoothed:
             executed=executed,
         )
 
-    def settled(self, procedure: Procedure[Any], shape: tuple[int, ...]) -> Procedure[Any]:
-        """The procedure with what it has to know of the model: of how many values its answers are a function."""
-        if not isinstance(procedure, Wide):
-            return procedure
-        return procedure.settled(prod(self._point_shape(shape)))
-
     def _noise_for(self, x: npt.NDArray[np.float32]) -> Noise:
         if isinstance(self._noise, Noise):
             noise = self._noise
-        elif self._noise == "gaussian" or self._projection is not None:
+        elif self._noise == "gaussian":
             noise = GaussianNoise(self.sigma)
         else:
             noise = GridGaussianNoise(self.sigma)
@@ -534,7 +508,7 @@ class Smoothed:
     def _check_fit(self, noise: Noise, x: npt.NDArray[np.float32]) -> None:
         """Check the contract of the model as it is, in small batches."""
         check_contract(
-            self._behind, self._probes(noise, x), num_classes=self.num_classes, allow_random=self._allow_random
+            self.model, self._probes(noise, x), num_classes=self.num_classes, allow_random=self._allow_random
         )
 
     def _probes(self, noise: Noise, x: npt.NDArray[np.float32]) -> torch.Tensor:
@@ -543,52 +517,28 @@ class Smoothed:
         noise.fill(noise.centre(x), Stream(self._key, "probe", _PROBE_STAGE), 0, rows)
         return torch.from_numpy(rows).view(_PROBES, *x.shape).to(self.device)
 
-    def _point(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Where noise is added: at the input, or at its coordinates if the model begins with a projection."""
-        return self._points(x[None])[0]
-
-    def _points(self, batch: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """The same for a batch [B, *D]; coordinates are computed in double precision, and rounded in the end."""
-        if self._projection is None:
-            return batch
-        [size] = self._point_shape(batch.shape[1:])
-        directions = self._projection.directions.cpu().numpy().astype(np.float64).reshape(size, -1)
-        return np.asarray(batch.reshape(len(batch), -1) @ directions.T, np.float32)
-
-    def _point_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the points of inputs of this shape."""
-        if self._projection is None:
-            return shape
-        expected = tuple(self._projection.directions.shape[1:])
-        if tuple(shape) != expected:
-            raise InputError(f"Expected inputs of shape {expected}, as the model's directions have, got {shape}.")
-        return (self._projection.count,)
-
     def check_fit(self, x: Any) -> None:
         """Check that the model takes inputs like `x` and keeps its contract in small batches, before it is tuned."""
         one = as_float32(x)
         check_values(one, self.input_range)
         with self._random_state(Stream(self._key, "probe", _PROBE_STAGE)):
-            point = self._point(one)
-            self._check_fit(self._noise_for(point), point)
+            self._check_fit(self._noise_for(one), one)
 
     def check(self, x: Any) -> int:
         """Check the model's contract on noisy samples of one input; return the number of classes."""
         one = as_float32(x)
         check_values(one, self.input_range)
         with self._random_state(Stream(self._key, "probe", _PROBE_STAGE)):
-            point = self._point(one)
-            return self._check_model(self._noise_for(point), point).num_classes
+            return self._check_model(self._noise_for(one), one).num_classes
 
     def seconds_per_draw(self, x: Any, draws: int = 256) -> float:
         """How long a draw takes, on noisy copies of one input that no procedure sees."""
         one = as_float32(x)
         num_classes = self.check(one)
-        point = self._point(one)
-        request = Request(self._noise_for(point), point, draws, Stream(self._key, "timing", _PROBE_STAGE))
+        request = Request(self._noise_for(one), one, draws, Stream(self._key, "timing", _PROBE_STAGE))
         started = time.perf_counter()
         count_votes_together(
-            self._execution.executed(point.shape),
+            self._execution.executed(one.shape),
             [request],
             num_classes=num_classes,
             plan=self.plan_for(one.shape),
@@ -598,23 +548,22 @@ class Smoothed:
 
     def plan_for(self, shape: tuple[int, ...]) -> Plan:
         """How forward passes on inputs of this shape are run: as given, as remembered, or as measured now."""
-        return self._execution.plan_for(self._point_shape(shape))
+        return self._execution.plan_for(shape)
 
     def tune(self, shape: tuple[int, ...], on_trial: OnTrial = lambda _: None) -> Plan:
         """Measure every way to run the forward passes on inputs of this shape, take the fastest and remember it.
 
         `on_trial` is told of each in the end.
         """
-        point = self._point_shape(shape)
-        plan = self._execution.tune(point, on_trial)
-        self._checked.pop(point, None)
+        plan = self._execution.tune(shape, on_trial)
+        self._checked.pop(shape, None)
         return plan
 
     def tunable(self, shape: tuple[int, ...]) -> bool:
         """True where it is not known yet how this model is run fastest, and measuring may find out."""
-        return self._execution.tunable(self._point_shape(shape))
+        return self._execution.tunable(shape)
 
     def executed(self, shape: tuple[int, ...]) -> str | None:
         """What answers in the base classifier's place: backend, precision and a hash; None for the network itself."""
-        content = self._execution.content_hash(self._point_shape(shape))
+        content = self._execution.content_hash(shape)
         return None if content is None else f"{self.plan_for(shape).execution}, {content}"

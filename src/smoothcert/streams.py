@@ -66,11 +66,6 @@ class Stream:
         return self._digest(16)
 
     @property
-    def coin(self) -> float:
-        """A number from (0, 1], from other bits than all noise is made of."""
-        return ((int.from_bytes(self._digest(8, b"coin"), "little") >> 11) + 1) / 2**53
-
-    @property
     def model_seed(self) -> int:
         """A seed for a base classifier that is random on purpose, from bits that no noise is made of."""
         return int.from_bytes(self._digest(8, b"model"), "little") >> 1

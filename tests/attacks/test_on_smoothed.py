@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 import math
 import random
 
@@ -11,6 +13,7 @@ from scipy.special import ndtr, softmax
 from torch import nn
 from torch.nn import functional
 
+from smoothcert.attacks.copies import NoisyCopies
 from smoothcert.attacks.on_smoothed import (
     SMOOTHED_ATTACKS,
     AbstentionAttack,
@@ -147,8 +150,10 @@ def test_the_strong_attack_finds_the_class_that_can_win_though_another_seems_nea
 
 def by_hand(weight: np.ndarray, bias: np.ndarray, x: np.ndarray, label: int, radius: float, attack: PaperAttack):
     """Appendix J.3 for softmax regression in float64: its cross-entropy has the gradient Wᵀ(softmax(Wz + b) − e)."""
-    generator, delta = seeded_by(7), np.zeros(16)
-    for _ in range(attack.steps):
+    generator, delta, taken = seeded_by(7), np.zeros(16), 0
+    reach = attack.steps * attack.step_size
+    while taken < attack.steps or (radius > reach and np.linalg.norm(delta) < 0.99999 * radius):
+        taken += 1
         noises = SIGMA * torch.randn(attack.copies, 16, generator=generator).double().numpy()
         gradient = np.zeros(16)
         for noise in noises:
@@ -160,7 +165,7 @@ def by_hand(weight: np.ndarray, bias: np.ndarray, x: np.ndarray, label: int, rad
     return x + delta
 
 
-@pytest.mark.parametrize("radius", [0.15, 5.0])
+@pytest.mark.parametrize("radius", [0.15, 0.5, 0.83])
 @pytest.mark.parametrize("batch_size", [256, 13])
 def test_the_papers_attack_takes_the_papers_steps(radius, batch_size):
     model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 5)), seed=2)
@@ -169,11 +174,110 @@ def test_the_papers_attack_takes_the_papers_steps(radius, batch_size):
     expected = by_hand(weight, bias, aim.x.flatten().double().numpy(), aim.label, radius, attack)
     found = attack(aim, radius, seeded_by(7))
     assert found.flatten().tolist() == pytest.approx(expected.tolist(), abs=2e-6)
-    assert np.linalg.norm(expected - aim.x.flatten().numpy()) == pytest.approx(min(radius, 0.5), rel=0.2)
+    assert np.linalg.norm(expected - aim.x.flatten().numpy()) == pytest.approx(radius, rel=0.2)
 
 
 def test_the_papers_settings_are_the_default():
     assert PaperAttack() == PaperAttack(step_size=0.1, steps=20, copies=1000)
+
+
+@pytest.fixture
+def visited(monkeypatch) -> list[torch.Tensor]:
+    """The points at which an attack computes gradients, one per step."""
+    points = []
+    look = NoisyCopies.look
+
+    def watched(self, point, *rest):
+        points.append(point.clone())
+        return look(self, point, *rest)
+
+    monkeypatch.setattr(NoisyCopies, "look", watched)
+    return points
+
+
+@pytest.mark.parametrize(
+    ("radius", "steps"), [(0.01, 20), (0.3, 20), (1.0, 20), (1.99, 20), (2.0, 20), (2.01, 21), (2.85, 29), (4.5, 45)]
+)
+def test_the_papers_attack_takes_20_steps_where_they_reach_the_sphere_and_more_beyond(visited, radius, steps):
+    _, aim = half_space(0.4)
+    found = PaperAttack()(aim, radius, seeded_by())
+    assert len(visited) == steps
+    assert distance(found, aim.x) == pytest.approx(radius, rel=1e-4)
+
+
+@pytest.mark.parametrize("beyond", [1.1, 1.5, 2.0])
+def test_the_papers_attack_succeeds_beyond_a_radius_that_20_steps_cannot_reach(beyond):
+    model, aim = half_space(2.2)
+    found = PaperAttack()(aim, beyond * 2.2, seeded_by())
+    assert model.label(found) != aim.label
+    assert model.vote_probability(found, SIGMA) == pytest.approx(float(ndtr((1 - beyond) * 2.2 / SIGMA)), abs=1e-3)
+    papers = PaperAttack(most_steps=20)(aim, beyond * 2.2, seeded_by())
+    assert distance(papers, aim.x) == pytest.approx(2.0, rel=1e-4)
+    assert model.label(papers) == aim.label
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("radius", [0.05, 0.7, 2.0, 2.6])
+def test_steps_of_the_papers_attack_have_length_one_tenth_and_never_leave_the_ball(visited, radius, clip):
+    aim = target()
+    visited.append(PaperAttack()(aim, radius, seeded_by(), clip=clip))
+    assert len(visited) > 20
+    for before, after in itertools.pairwise(visited):
+        assert distance(after, aim.x) <= radius * (1 + 1e-6)
+        inside = distance(after, aim.x) < 0.999 * radius
+        if inside and not clip:
+            assert distance(before, after) == pytest.approx(0.1, rel=1e-3)
+        assert distance(before, after) < 0.1001
+        if clip:
+            assert after.min() >= -1e-6
+            assert after.max() <= 1 + 1e-6
+    assert distance(visited[-1], aim.x) < radius
+
+
+def test_the_papers_attack_gives_up_where_it_makes_no_way(visited):
+    aim = Target(flat, image(), 0, SIGMA)
+    assert torch.equal(PaperAttack(copies=10)(aim, 3.0, seeded_by()), aim.x)
+    assert len(visited) == 60
+    visited.clear()
+    PaperAttack(copies=10, most_steps=25)(aim, 3.0, seeded_by())
+    assert len(visited) == 25
+
+
+# ---- mixed precision ---------------------------------------------------------------------------------------------
+
+
+class Recorded(nn.Module):
+    """A network that records in which precision it computes."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.types = inner, []
+
+    def forward(self, x):
+        scores = self.inner(x)
+        self.types.append(scores.dtype)
+        return scores
+
+
+@every_attack
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_searches_run_in_the_precision_asked_for_and_results_are_float32_within_the_ball(name, precision):
+    recorded = Recorded(network())
+    found = dataclasses.replace(SMALL[name], precision=precision)(target(recorded), 0.5, seeded_by())
+    expected = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert recorded.types[0] == torch.float32
+    assert set(recorded.types[2:]) == {expected}  # after the label of x, and the check for gradients
+    assert found.dtype == torch.float32
+    assert distance(found, image()) < 0.5
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_in_bf16_the_papers_attack_finds_nearly_the_same_perturbation(digits):
+    model, images, labels = digits
+    for x, label in zip(images[:4], labels[:4].tolist(), strict=True):
+        aim = Target(model, x, label, SIGMA)
+        exact, coarse = (PaperAttack(precision=one)(aim, 0.6, seeded_by()) - x for one in ("fp32", "bf16"))
+        assert float(functional.cosine_similarity(exact.flatten(), coarse.flatten(), dim=0)) > 0.99
 
 
 # ---- a trained network -------------------------------------------------------------------------------------------
@@ -501,6 +605,8 @@ def test_works_on_a_gpu_with_a_generator_on_the_cpu(name):
         (PaperAttack, {"step_size": 0.0}),
         (PaperAttack, {"step_size": math.nan}),
         (PaperAttack, {"steps": 0}),
+        (PaperAttack, {"most_steps": 19}),
+        (PaperAttack, {"precision": "fp16"}),
         (PaperAttack, {"copies": 1.5}),
         (PaperAttack, {"batch_size": 0}),
         (StrongAttack, {"steps": 0}),

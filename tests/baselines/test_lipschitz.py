@@ -15,7 +15,7 @@ from smoothcert.baselines.network import Network, Node, read_network
 from smoothcert.baselines.operations import Input, Linear, Operation, Sorting
 from smoothcert.baselines.spectral import norm_estimate
 from smoothcert.errors import ModelError
-from smoothcert.models.layers import Normalize, Projected
+from smoothcert.models.layers import Normalize
 from smoothcert.training.loop import seeded
 
 Shape = tuple[int, ...]
@@ -60,16 +60,6 @@ MORE: dict[str, tuple[nn.Module, Shape]] = {
                 Normalize([0.1, 0.2], [0.2, 0.7]), nn.Flatten(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2)
             ),
             seed=2,
-        ),
-        (2, 2, 2),
-    ),
-    "behind a projection": (
-        seeded(
-            lambda: nn.Sequential(
-                Projected(torch.eye(8)[[0, 2, 3, 5, 7]].reshape(5, 2, 2, 2).roll(1, 2)),
-                nn.Sequential(nn.Flatten(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2)),
-            ),
-            seed=5,
         ),
         (2, 2, 2),
     ),

@@ -47,39 +47,6 @@ def test_json_sums_the_run_up(capsys, checkpoint, tmp_path):
     assert json.loads(capsys.readouterr().out) == found
 
 
-def test_wider_draws_find_out_what_they_need_to_know_of_the_model(capsys, checkpoint, tmp_path):
-    words = ["certify", checkpoint, "digits", "--out", str(tmp_path / "run"), *FAST, "--first", "4"]
-    assert main([*words, "--procedure", "wide"]) == 0
-    assert "dimension=64" in capsys.readouterr().out.replace("\n", "")
-    run = runs.open(tmp_path / "run")
-    assert run.manifest.values["procedure"]["dimension"] == 64
-    assert run.manifest.values["procedure"]["width"] > 1
-    assert main([*words, "--procedure", "wide", "--resume"]) == 0
-    assert main(["verify", str(tmp_path / "run")]) == 0
-    capsys.readouterr()
-    assert main([*words, "--procedure", "wide", "--width", "1.2", "--resume"]) != 0
-    assert "procedure.width" in capsys.readouterr().err
-    assert main(["certify", checkpoint, "digits", "--out", str(tmp_path / "other"), *FAST, "--width", "1.2"]) != 0
-    assert "for the procedure wide" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
-
-
-def test_randomized_bounds_are_recorded_and_verify(capsys, checkpoint, tmp_path):
-    words = ["certify", checkpoint, "digits", *FAST, "--first", "4", "--out"]
-    assert main([*words, str(tmp_path / "run"), "--randomized"]) == 0
-    assert main([*words, str(tmp_path / "run"), "--randomized", "--resume"]) == 0
-    run = runs.open(tmp_path / "run")
-    assert max(result.radius for result in run.certificates) > 0
-    assert main(["verify", str(tmp_path / "run")]) == 0
-    capsys.readouterr()
-    assert main([*words, str(tmp_path / "run"), "--resume"]) != 0
-    assert "procedure.randomized" in capsys.readouterr().err
-    for other in (["--procedure", "paper"], ["--radii", "0", "0.1"]):
-        assert main([*words, str(tmp_path / "other"), "--randomized", *other]) == 2
-        assert "planned and wide can be `randomized`" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.parametrize("procedure", [[], ["--procedure", "paper"], ["--radii", "0", "0.05"]])
 def test_a_margin_is_certified_shown_and_verified(capsys, checkpoint, tmp_path, procedure):
     words = ["certify", checkpoint, "digits", *FAST, "--first", "6", *procedure, "--out"]
@@ -217,7 +184,6 @@ def test_unlabelled_inputs_are_certified_without_being_right_or_wrong(capsys, ch
         (["--effort", "-1"], 2, "`effort`"),
         (["--margin", "1"], 2, "`margin` in [0, 1)"),
         (["--margin", "-0.1"], 2, "`margin` in [0, 1)"),
-        (["--margin", "0.1", "--procedure", "wide"], 2, "certifies no `margin`"),
         (["--margin", "0.9", "--n-max", "100"], 2, "with margin=0.9"),
         (["--workers", "0"], 2, "`workers`"),
         (["--timeout", "0"], 2, "`timeout`"),

@@ -63,8 +63,8 @@ def test_images_of_another_size_are_resized_inside_the_model_and_said_so(capsys,
 
 
 def test_a_denoiser_is_named(capsys, checkpoint):
-    assert main(["inspect", str(checkpoint), "--denoiser", "median", "--sigma", "0.5"]) == 0
-    assert "median for σ = 0.5" in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(checkpoint), "--denoiser", "tv", "--sigma", "0.5"]) == 0
+    assert "tv for σ = 0.5" in " ".join(capsys.readouterr().out.split())
 
 
 def test_settings_come_from_a_file_too(capsys, checkpoint, tmp_path):

@@ -144,7 +144,7 @@ def test_help_lists_every_kind_with_an_example(capsys):
         (["certified-accuracy", "{}/paper", "--dpi", "1"], "`dpi` from 10"),
         (["certified-accuracy", "{}/paper", "--labels", "{}/labels.npy"], "--labels is for a file of votes"),
         (["certified-accuracy", "{}/paper", "--size", "3"], "--size is for --data"),
-        (["other-n", "{}/grid"], "which stops when it has seen enough"),
+        (["other-n", "{}/grid"], "does not draw a fixed number"),
         (["other-n", "{}/votes.npz", "--array", "a"], "give --sigma"),
         (["other-n", "{}/votes.npz", "--array", "c", "--sigma", "1"], "got 'c'"),
         (["other-n", "{}/votes.npz", "--array", "a", "--sigma", "0"], "`sigma`"),

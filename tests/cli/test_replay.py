@@ -38,14 +38,6 @@ def test_prints_draws_and_the_table_beside_the_paper_s(files, capsys):
     assert "futile" in out
 
 
-def test_randomized_bounds_certify_more(files, capsys):
-    words = [files[0], "--sigma", "0.5", "--radii", "0", "--n-max", "5000", "--procedure", "planned"]
-    averages = [float(row(run(capsys, *words, *more)[1], "average")[0]) for more in ([], ["--randomized"])]
-    assert averages[0] < averages[1] < 1.05 * averages[0]
-    code, _, said = run(capsys, *words[:-1], "grid", "--randomized")
-    assert (code, "planned can be `randomized`" in said) == (2, True)
-
-
 def test_without_labels_it_counts_what_is_certified(files, capsys):
     _, out, _ = run(capsys, files[0], "--sigma", "0.5", "--radii", "0", "--n-max", "5000")
     assert row(out, "0") == ["80.00", "80.00", "+0.00"]

@@ -168,19 +168,6 @@ def test_inputs_without_labels_are_not_trained_on(capsys, tmp_path):
     assert not (tmp_path / "net").exists()
 
 
-def test_a_network_behind_a_projection_is_certified_in_its_coordinates(capsys, net, tmp_path):
-    assert train(tmp_path / "projected", "--directions", 30, "--start", net) == 0
-    assert record_of(tmp_path / "projected")["directions"] == 30
-    words = ["--sigma", "0.25", "--n-max", "300", "--batch-size", "64", "--first", "2", "--procedure", "wide"]
-    assert main(["certify", str(tmp_path / "projected"), "digits", *words, "--out", str(tmp_path / "run")]) == 0
-    assert "dimension=30" in capsys.readouterr().out.replace("\n", "")
-    assert main(["inspect", str(tmp_path / "projected")]) == 0
-    assert "sees inputs projected on 30 directions" in " ".join(capsys.readouterr().out.split())
-    assert train(tmp_path / "none", "--directions", 65) != 0
-    assert "`directions`" in only_line(capsys.readouterr().err)
-    assert not (tmp_path / "none").exists()
-
-
 def test_a_start_is_any_model_whose_weights_fit(capsys, net, tmp_path):
     assert train(tmp_path / "more", "--start", net, "--learning-rate", "1e-9") == 0
     assert models.load(net).weights_hash in record_of(tmp_path / "more")["start"]

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from data.making import write_image
+from evidence import PHOTOGRAPHS
 from smoothcert.data import load
 from smoothcert.data.fetching import check
 from smoothcert.data.wnids import wnids
 from smoothcert.errors import InputError
-
-SAMPLE = Path(__file__).parents[2] / ".." / "shared" / "data" / "imagenet-val-50"
 
 
 @pytest.mark.parametrize("split", ["val", "validation", "test"])
@@ -64,19 +61,19 @@ def test_its_check_counts_the_images(tmp_path):
         check("imagenet", tmp_path)
 
 
-@pytest.mark.skipif(not SAMPLE.is_dir(), reason=f"the published photographs are not there: {SAMPLE}")
+@pytest.mark.skipif(not PHOTOGRAPHS.is_dir(), reason=f"the published photographs are not there: {PHOTOGRAPHS}")
 def test_published_photographs_have_the_labels_and_hashes_of_their_index():
-    rows = [line.split("\t") for line in (SAMPLE / "index.tsv").read_text().splitlines()[1:]]
-    data = load(SAMPLE, size=224)
+    rows = [line.split("\t") for line in (PHOTOGRAPHS / "index.tsv").read_text().splitlines()[1:]]
+    data = load(PHOTOGRAPHS, size=224)
     assert (len(data), data.shape, data.classes) == (50, (3, 224, 224), wnids())
     assert data.labels.tolist() == [int(row[1]) for row in rows]
     assert [wnids()[label] for label in data.labels] == [row[2] for row in rows]
     assert data.batch(range(50)).shape == (50, 3, 224, 224)  # every hash is checked on the way
 
 
-@pytest.mark.skipif(not SAMPLE.is_dir(), reason=f"the published photographs are not there: {SAMPLE}")
+@pytest.mark.skipif(not PHOTOGRAPHS.is_dir(), reason=f"the published photographs are not there: {PHOTOGRAPHS}")
 def test_a_published_photograph_is_prepared_as_it_always_was():
     # Pinned after comparing all fifty with torchvision's Resize(256) and CenterCrop(224): not a pixel differed.
-    image = load(SAMPLE, size=224)[0]
+    image = load(PHOTOGRAPHS, size=224)[0]
     assert image.shape == (3, 224, 224)
     np.testing.assert_allclose(image.reshape(3, -1).mean(axis=1), [127.19, 131.59, 107.03], atol=0.5)

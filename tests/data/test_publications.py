@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from evidence import FOLDER, LOGS, PUBLISHED
 from smoothcert.data import check, fetch, published_folder
 from smoothcert.data.fetching import named, whereabouts
 from smoothcert.data.known import KNOWN, Download
 from smoothcert.data.publications import ATTRIBUTION_FILE, COHEN2019, COHEN2019_VOTES, PUBLICATIONS, WONG2018
 from smoothcert.errors import InputError, OutputError
 
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
 # Each publication, and the folder that has the same bytes where they are on this machine.
 COPIES = [
-    (COHEN2019, SHARED / "published" / "cohen2019"),
-    (COHEN2019_VOTES, SHARED / "published" / "accelerated_smoothing"),
-    (WONG2018, SHARED / "weights" / "wong2018"),
+    (COHEN2019, LOGS),
+    (COHEN2019_VOTES, PUBLISHED / "accelerated_smoothing"),
+    (WONG2018, FOLDER / "weights" / "wong2018"),
 ]
 CONTENT = {"certify/net/sigma_0.25": b"idx\tlabel\n", "predict/net/N_100": b"idx\tpredict\n"}
 

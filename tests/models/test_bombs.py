@@ -123,12 +123,6 @@ BOMBS = {
     "sides.safetensors": (checkpoint("wong-cnn", input_shape=[1, 4 * 10**6, 4 * 10**6]), LOAD, "needs 3,"),
     "norms.safetensors": (checkpoint("lipschitz-cnn", input_shape=[1, 4 * 10**6, 4 * 10**6]), LOAD, "needs 3,"),
     "flat.safetensors": (checkpoint("mlp-7", input_shape=[10**6, 10**6]), LOAD, "values, got"),
-    "projected.safetensors": (
-        checkpoint("resnet20", input_shape=[3, 10**6, 10**6], directions=1),
-        LOAD,
-        "needs 3,000,000,27",
-    ),
-    "directions.safetensors": (checkpoint("mlp-7", directions=10**6), LOAD, "`directions`"),
     "denoiser.safetensors": (denoiser, "make_denoiser({!r}, 0.25)", "values, got"),
     "deep.safetensors": (metadata("[" * 10**5 + "]" * 10**5), LOAD, "damaged"),
     "deeper.safetensors": (metadata('{"a": ' + "[" * 900 + "]" * 900 + "}"), LOAD, "damaged"),

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from evidence import PHOTOGRAPHS
 from smoothcert import Smoothed, data, models
 from smoothcert.inspection import classify
 
 ROOT = Path(__file__).parents[2]
-PHOTOGRAPHS = ROOT.parent / "shared" / "data" / "imagenet-val-50"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_its_normalisation_stands_in_front(network):
     torch.testing.assert_close(scaled, torch.full((1, 3, 1, 1), (200 - 127) / 128))
 
 
-@pytest.mark.skipif(not PHOTOGRAPHS.is_dir(), reason="no ImageNet photographs beside this repository")
+@pytest.mark.skipif(not PHOTOGRAPHS.is_dir(), reason=f"the published photographs are not there: {PHOTOGRAPHS}")
 def test_it_knows_and_certifies_photographs(network):
     photographs = data.load(PHOTOGRAPHS, size=224)
     labels = classify(network.network, photographs.batch(range(50)), torch.device("cpu"))

@@ -1,13 +1,10 @@
-import math
-
 import pytest
 import torch
 from torch import nn
 
-from smoothcert import AvgPooled, FixedN, GaussianNoise, Normalize, Projected, Resized, Smoothed
+from smoothcert import AvgPooled, FixedN, GaussianNoise, Normalize, Resized, Smoothed
 from smoothcert.errors import ConfigError
 from smoothcert.models.architectures import cifar_resnet, lenet, mlp, small_cnn
-from smoothcert.models.layers import Lifted, front_projection, principal_directions, split_projection
 
 
 def test_normalize_standardises_each_channel():
@@ -22,108 +19,6 @@ def test_normalize_standardises_each_channel():
 def test_normalize_refuses_what_cannot_be_divided_by(mean, std):
     with pytest.raises(ConfigError, match="std > 0"):
         Normalize(mean, std)
-
-
-def orthonormal(count, *shape, seed=0):
-    """Random directions [count, *shape]."""
-    drawn = torch.randn(math.prod(shape), count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return torch.linalg.qr(drawn)[0].T.reshape(count, *shape)
-
-
-def test_a_projection_keeps_what_lies_in_its_directions_and_drops_the_rest():
-    directions = orthonormal(3, 2, 4)
-    layer, x = Projected(directions), torch.rand(5, 2, 4)
-    assert layer.count == 3
-    parts = torch.einsum("bij,kij->bk", x.double(), directions)
-    torch.testing.assert_close(layer.coordinates(x).double(), parts, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(layer(x).double(), torch.einsum("bk,kij->bij", parts, directions), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(layer(layer(x)), layer(x), rtol=1e-5, atol=1e-5)
-    assert torch.equal(Lifted(layer)(layer.coordinates(x)), layer(x))
-
-
-def test_a_projection_lengthens_nothing():
-    """The largest singular value, in double precision, of what single precision has made of the directions."""
-    for seed in range(20):
-        layer = Projected(orthonormal(30, 64, seed=seed).float())
-        assert torch.linalg.matrix_norm(layer.directions.double(), 2) < 1
-
-
-@pytest.mark.parametrize(
-    "directions",
-    [
-        torch.eye(3, 4)[0],
-        torch.eye(3, 4)[:0],
-        torch.eye(3, 4).long(),
-        1.001 * torch.eye(3, 4),
-        0.999 * torch.eye(3, 4),
-        torch.tensor([[1.0, 0.0, 0.0], [0.001, 1.0, 0.0]]),
-        torch.tensor([[1.0, 0.0], [1.0, 0.0]]),
-        torch.tensor([[1.0, 0.0], [0.0, float("nan")]]),
-        torch.cat([torch.eye(2), torch.tensor([[0.6, 0.8]])]),
-    ],
-    ids=["one", "none", "whole numbers", "long", "short", "not orthogonal", "twice", "nan", "too many"],
-)
-def test_directions_must_be_orthonormal(directions):
-    with pytest.raises(ConfigError, match="`directions`"):
-        Projected(directions)
-
-
-def test_directions_that_were_changed_are_noticed():
-    model = nn.Sequential(Projected(torch.eye(2, 4)), nn.Linear(4, 2))
-    model[0].directions *= 1.00001
-    with pytest.raises(ConfigError, match="as the layer was made with"):
-        Smoothed(model, 0.5)
-
-
-def test_a_model_is_behind_a_projection_only_if_all_of_it_is():
-    projection, x = Projected(torch.eye(1, 2)), torch.rand(3, 2)
-    model = nn.Sequential(projection, nn.Linear(2, 2), nn.ReLU())
-    found, behind = split_projection(model)
-    assert found is front_projection(model) is projection
-    assert torch.equal(behind(projection.coordinates(x)), model(x))
-
-    class Both(nn.Sequential):
-        """Takes the input past its projection."""
-
-        def forward(self, x):
-            return super().forward(x) + x
-
-    class Kinder(Projected):
-        """Drops nothing."""
-
-        def forward(self, x):
-            return x
-
-    hooked, hooked_first, replaced = (nn.Sequential(Projected(torch.eye(1, 2)), nn.Linear(2, 2)) for _ in range(3))
-    hooked.register_forward_hook(lambda _, args, out: out + args[0])
-    hooked_first[0].register_forward_pre_hook(lambda _, args: (args[0].flip(1),))
-    replaced.forward = lambda x: x
-    for other in (
-        hooked,
-        hooked_first,
-        replaced,
-        nn.Sequential(Kinder(torch.eye(1, 2))),
-        nn.Linear(2, 2),
-        nn.Sequential(),
-        nn.Sequential(nn.Identity(), projection),
-        Both(projection),
-        lambda x: x,
-    ):
-        assert split_projection(other) == (None, other)
-
-
-def test_principal_directions_are_those_in_which_inputs_are_longest():
-    rng = torch.Generator().manual_seed(0)
-    axes, lengths = orthonormal(6, 2, 3), torch.tensor([5.0, 4.0, 3.0, 0.3, 0.2, 0.1], dtype=torch.float64)
-    inputs = torch.einsum("nk,kij->nij", torch.randn(4000, 6, generator=rng, dtype=torch.float64) * lengths, axes)
-    found = principal_directions(inputs.float(), 3)
-    assert found.shape == (3, 2, 3)
-    cosines = torch.einsum("kij,lij->kl", found, axes).abs()
-    torch.testing.assert_close(cosines[:, :3], torch.eye(3, dtype=torch.float64), rtol=0, atol=0.2)
-    assert cosines[:, 3:].max() < 0.02
-    Projected(found)
-    with pytest.raises(ConfigError, match="count"):
-        principal_directions(inputs, 7)
 
 
 class Halves(nn.Module):

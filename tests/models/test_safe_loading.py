@@ -222,11 +222,6 @@ def weights(network, folder, _):
     return folder / "m.pt"
 
 
-def script(network, folder, _):
-    torch.jit.trace(network, torch.rand(2, 1, 8, 8)).save(folder / "m.pt")
-    return folder / "m.pt"
-
-
 def onnx(network, folder, _):
     shapes = ({0: torch.export.Dim("batch")},)
     torch.onnx.export(
@@ -246,7 +241,7 @@ def exported(network, folder, _):
     return folder / "m.pt2"
 
 
-MAKERS = [checkpoint, weights, script, onnx, exported]
+MAKERS = [checkpoint, weights, onnx, exported]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -294,7 +289,7 @@ def test_a58_every_flipped_bit_of_a_checkpoint_is_seen(network, blueprint, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("make", [weights, script, exported], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("make", [weights, exported], ids=lambda one: one.__name__)
 def test_a58_a_flipped_bit_in_the_weights_of_an_archive_is_seen(network, blueprint, tmp_path, make):
     path = make(network, tmp_path, blueprint)
     content = path.read_bytes()

@@ -38,11 +38,6 @@ def pt2(network, path, *, batch=2, dynamic=True):
     return path
 
 
-def torchscript(network, path):
-    torch.jit.trace(network, torch.rand(2, 1, 8, 8)).save(path)
-    return path
-
-
 def checkpoint(network, path):
     save_checkpoint(path, network, BLUEPRINT)
     return path
@@ -71,7 +66,6 @@ MAKERS = {
     "onnx, batches of 3": lambda n, d: onnx(n, d / "m.onnx", batch=3, dynamic=False),
     "torch.export": lambda n, d: pt2(n, d / "m.pt2"),
     "torch.export, batches of 5": lambda n, d: pt2(n, d / "m.pt2", batch=5, dynamic=False),
-    "torchscript": lambda n, d: torchscript(n, d / "m.pt"),
     "a file of code": lambda n, d: (saved(n.state_dict(), d / "own_code.pt"), code(d / "own_code.py"))[1],
     "module": lambda n, _: n,
     "function": lambda n, _: lambda batch: n(batch).detach().numpy(),
@@ -177,6 +171,16 @@ def test_weights_without_their_network_need_its_name(network, inputs, expected, 
         models.load(path, arch="lenet")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("unsafe", [False, True])
+@pytest.mark.parametrize("make", [torch.jit.trace, lambda network, _: torch.jit.script(network)])
+def test_torchscript_is_refused_in_one_line_that_says_what_to_export_instead(network, tmp_path, make, unsafe):
+    make(network, torch.rand(2, 1, 8, 8)).save(tmp_path / "m.pt")
+    with pytest.raises(ModelError, match=r"m\.pt is a TorchScript module.*\(\.pt2\).*\(\.onnx\)") as refused:
+        models.load(tmp_path / "m.pt", unsafe=unsafe, arch="small-cnn")
+    assert "\n" not in str(refused.value)
+
+
 def test_a_declared_normalisation_stands_in_front(network):
     loaded = models.load(network, mean=[0.1], std=[0.5])
     x = torch.rand(2, 1, 8, 8)
@@ -253,8 +257,8 @@ def test_the_least_other_normalisation_has_another_hash(network):
 
 def test_a_denoiser_stands_in_front_and_needs_the_noise(network, inputs):
     with pytest.raises(ConfigError, match="sigma"):
-        models.load(network, denoiser="gaussian")
-    plain, denoised = models.load(network), models.load(network, denoiser="gaussian", sigma=0.25)
+        models.load(network, denoiser="tv")
+    plain, denoised = models.load(network), models.load(network, denoiser="tv", sigma=0.25)
     assert "denoiser" in denoised.notes[-1]
     assert (votes(denoised, inputs) != votes(plain, inputs)).any()
 

@@ -1,13 +1,12 @@
 """Weights of other code land where their names say, in whatever order a file lists them; else they are refused."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
+from evidence import WEIGHTS
 from smoothcert import Normalize, models
 from smoothcert.cli import main
 from smoothcert.errors import ConfigError, ModelError
@@ -15,7 +14,6 @@ from smoothcert.models.architectures import build, small_cnn
 from smoothcert.models.naming import SCHEMES
 from smoothcert.models.weights import load_weights
 
-PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "weights"
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 
@@ -237,9 +235,9 @@ def test_weights_that_do_not_fit_are_refused(network, tmp_path, change):
             load_weights(small_cnn(), one, "here")
 
 
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="no published weights beside this repository")
+@pytest.mark.skipif(not WEIGHTS.is_dir(), reason=f"the published weights are not there: {WEIGHTS}")
 @pytest.mark.parametrize(("file", "arch"), [("resnet20-12fca82f", "resnet20"), ("resnet56-4bfd9763", "resnet56")])
 def test_published_networks_with_other_shortcuts_are_refused_in_their_own_words(file, arch):
     """Their shortcuts have no weights; ours are convolutions. Nothing else is missing."""
     with pytest.raises(ModelError, match=r"missing layer2\.0\.shortcut\.0\.weight.*nothing unexpected\.$"):
-        models.load(PUBLISHED / f"cifar10-{file}.th", arch=arch, match_weights="order")
+        models.load(WEIGHTS / f"cifar10-{file}.th", arch=arch, match_weights="order")

@@ -6,19 +6,15 @@ MIT).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from evidence import LOGS, VOTES
 from smoothcert.report.figures import draw_figure, recorded_run
 from smoothcert.report.figures.theorems import COHEN, LECUYER, LI, theorem_radii
 from smoothcert.runs.exchange import import_log
 from smoothcert.stats.radii import max_radius
 
-PUBLISHED = Path(__file__).parents[2] / ".." / "shared" / "data" / "published"
-LOGS = PUBLISHED / "cohen2019"
-VOTES = PUBLISHED / "cohen_resnet110_cifar10_counts_test.npz"
 N = 100_000
 # Cohen et al. 2019, Tables 2 and 3 (Appendix E.1): network, σ, radii 0, step, 2·step, … and percentages.
 TABLES = [

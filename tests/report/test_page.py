@@ -60,23 +60,6 @@ def test_the_headline_is_the_share_certified_at_the_radius_rounded_down(out):
     )
 
 
-def test_draws_from_a_wider_noise_are_said_and_repeated(out):
-    page = written([made_run("wide")], out)
-    assert "a noise 1.05 times as wide as the one that smooths; answers depend on 64 values" in page.text
-    assert "--procedure wide" in page.text
-    assert "--width 1.05" in page.text
-
-
-def test_randomized_bounds_are_said_and_repeated(out):
-    page = written([made_run("randomized")], out)
-    assert "with bounds that a random number sharpens" in page.text
-    assert "over the random noise, and the random number where there is one, drawn for it" in page.text
-    assert "--randomized" in page.text
-    plain = written([made_run("planned")], out).text
-    assert "random number" not in plain
-    assert "--randomized" not in plain
-
-
 @pytest.mark.parametrize("name", ["margin", "paper-margin", "grid-margin"])
 def test_a_margin_is_said_and_repeated(out, name):
     page = written([made_run(name)], out)
@@ -250,8 +233,7 @@ def test_the_command_is_one_that_the_command_line_takes():
         [shown] = shown_runs([made_run(name, 2)])
         words = shlex.split(repeat_command(shown))
         command = _parse(words[1:])
-        settings = vars_of(PROCEDURES[name]) - ({("dimension", 64)} if name == "wide" else set())  # found out anew
-        assert settings <= vars_of(command.make_procedure()) or name == "sequential"
+        assert vars_of(PROCEDURES[name]) <= vars_of(command.make_procedure()) or name == "sequential"
         assert (command.sigma, command.alpha, command.seed) == (SIGMA, 0.001, 1)
 
 

@@ -3,11 +3,11 @@
 import csv
 import io
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from evidence import LOGS
 from page_fixtures import made_run
 from smoothcert.cli import main
 from smoothcert.errors import ConfigError
@@ -17,7 +17,6 @@ from smoothcert.runs.exchange import import_log
 from smoothcert.stats.accuracy import ceil_percent, floor_percent
 from smoothcert.stats.test_set import exact_lower_bound, simultaneous_lower_bound
 
-LOGS = Path(__file__).parents[2] / ".." / "shared" / "data" / "published" / "cohen2019"
 published = pytest.mark.skipif(not LOGS.is_dir(), reason=f"the published logs are not there: {LOGS}")
 
 

@@ -121,5 +121,5 @@ def test_a_log_without_its_number_of_draws_cannot_be_projected(tmp_path):
 def test_votes_that_stopped_when_they_pleased_cannot_be_projected(tmp_path, votes_run, name):
     values = {**votes_run.manifest.values, "procedure": {"name": name}}
     run = Run(tmp_path, Manifest(values), votes_run.rows)
-    with pytest.raises(ConfigError, match=f"was made by {name}, which stops"):
+    with pytest.raises(ConfigError, match=f"cannot be projected: {name} does not draw a fixed number"):
         settled_votes(run)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from evidence import FOLDER
 from smoothcert.cli import _parse
 from smoothcert.cli.baseline import Baseline
 from smoothcert.cli.certify import Certify
@@ -22,7 +23,7 @@ from smoothcert.runs import open as open_run
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "reproduce" / "baselines.py"
 RESULTS = ROOT / "docs" / "results"
-RELEASED = ROOT / ".." / "shared" / "data" / "weights" / "wong2018"
+RELEASED = FOLDER / "weights" / "wong2018"
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from data.making import real_root
+from evidence import PUBLISHED
 from smoothcert.data.known import CIFAR10, find
 from smoothcert.stats.radii import max_radius
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = ROOT / ".." / "shared" / "data" / "published"
 PAGE = ROOT / "docs" / "results" / "published.md"
 
 

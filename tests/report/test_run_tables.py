@@ -239,6 +239,14 @@ def test_a_mean_is_taken_of_runs_with_one_margin_only():
     assert len(run_table(runs, [0.0], group=True).names) == 2
 
 
+def test_a_run_that_records_a_retired_setting_as_off_is_averaged_with_one_that_does_not_have_it():
+    new, other = made_run("planned", 40, draws=0), made_run("planned", 40, draws=1)
+    old = [other.manifest.values["procedure"] | {"randomized": switch} for switch in (False, True)]
+    off, on = (Run(other.path, Manifest({**other.manifest.values, "procedure": one}), other.rows) for one in old)
+    assert len(run_table([new, off], [0.0], group=True).names) == 1
+    assert len(run_table([new, on], [0.0], group=True).names) == 2
+
+
 def test_unknown_cells_are_dashes_in_every_form_and_empty_in_csv():
     table = run_table(grid_and_plan(), [0.0, 0.1])
     [markdown] = [line for line in as_markdown(table).splitlines() if line.startswith("| Grid")]

@@ -20,6 +20,7 @@ from attack_fixtures import (
     with_small_attacks,
 )
 from smoothcert import Smoothed, runs
+from smoothcert.attacks.on_smoothed import PaperAttack
 from smoothcert.data import ArrayData
 from smoothcert.errors import ConfigError, InputError, ModelChangedError, ModelError, ResumeError
 from smoothcert.models.spec import ModelSpec
@@ -97,6 +98,42 @@ def test_the_manifest_says_what_was_attacked_and_how(small, run, tmp_path):
     assert values["attacked"] == {"run": run.manifest.run_id, "alpha": 0.001, "source": str(run.path)}
     assert values["model"]["weights_hash"] == run.manifest.values["model"]["weights_hash"]
     assert values["data"] == run.manifest.values["data"]
+
+
+def test_the_manifest_holds_the_settings_of_each_attack(monkeypatch, run, tmp_path):
+    replaced(monkeypatch, lambda target, *_: target.x)
+    monkeypatch.setattr(PaperAttack, "search", lambda _, target, *__: target.x)
+    found = attack(run, tmp_path / "run", attacks=("paper", "strong"), factor=(1.0,), n_max=100, precision="bf16")
+    assert found.manifest.values["attack_settings"] == {
+        "paper": {
+            "batch_size": 256,
+            "precision": "bf16",
+            "step_size": 0.1,
+            "steps": 20,
+            "copies": 1000,
+            "most_steps": 1000,
+        },
+        "strong": {"batch_size": 256, "precision": "bf16"},
+    }
+
+
+def test_the_judge_runs_in_fp32_whatever_the_precision_of_the_search(monkeypatch, run, tmp_path):
+    mixed = []
+    predict = Smoothed.predict
+
+    def watched(self, x, *rest, **options):
+        mixed.append(torch.is_autocast_enabled("cpu"))
+        return predict(self, x, *rest, **options)
+
+    def search(target, radius):
+        assert torch.is_autocast_enabled("cpu")
+        return target.x
+
+    monkeypatch.setattr(Smoothed, "predict", watched)
+    replaced(monkeypatch, search)
+    found = attack(run, tmp_path / "run", attacks=("strong",), factor=(1.0,), precision="bf16")
+    assert not found.errors
+    assert mixed == [False] * len(found.rows)
 
 
 def test_with_clip_points_stay_in_the_range_of_pixels(monkeypatch, run, tmp_path):
@@ -214,6 +251,7 @@ def test_two_processes_write_the_same_bytes(run, tmp_path):
         ({"alpha": 0.01}, "alpha"),
         ({"n_max": 999}, r"procedure\.n_max"),
         ({"clip": True}, "clip"),
+        ({"precision": "bf16"}, r"attack_settings\.paper\.precision"),
         ({"seed": 5}, "seed"),
         ({"most": 2}, "indices"),
     ],
@@ -280,6 +318,7 @@ def test_a_run_that_certifies_nothing_has_nothing_to_attack(tmp_path):
         ({"attacks": ()}, "`attacks`"),
         ({"attacks": ("paper", "paper")}, "`attacks`"),
         ({"attacks": ("pgd",)}, "`attacks`"),
+        ({"precision": "int8"}, "`precision`"),
         ({"alpha": 0.0}, "`alpha`"),
         ({"n_max": 0}, "`n_max`"),
         ({"workers": 0}, "`workers`"),

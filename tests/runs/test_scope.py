@@ -22,7 +22,7 @@ from smoothcert.stats.radii import max_radius
 
 def test_only_grid_runs_have_tested_radii():
     assert radii_tested(made_run("grid", 4)) == (0.0, 0.25, 0.5)
-    for name in ("paper", "planned", "randomized", "wide"):
+    for name in ("paper", "planned"):
         run = made_run(name, 4)
         assert radii_tested(run) is None
         assert is_decided(run, 0.123)

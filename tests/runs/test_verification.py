@@ -27,10 +27,8 @@ from smoothcert.runs.manifest import FILE, Manifest, read_manifest
 from smoothcert.runs.redrawing import draw_again
 from smoothcert.runs.settings import AttackSettings, BaseAttackSettings, BoundSettings
 from smoothcert.runs.verification import verify_run
-from smoothcert.stats.bounds import randomized_upper
 from smoothcert.stats.procedures import fixed_bounds
 from smoothcert.stats.radii import margin_radius
-from smoothcert.stats.wide import wide_depth
 from smoothcert.training.loop import seeded
 
 RNG = np.random.default_rng(0)
@@ -40,8 +38,6 @@ COMMON = {"sigma": 0.5, "seed": 0, "batch_size": 32, "n_max": 500}
 SETTINGS = {
     "planned": runs.CertifySettings(**COMMON),
     "paper": runs.CertifySettings(**COMMON, procedure="paper"),
-    "randomized": runs.CertifySettings(**COMMON, randomized=True),
-    "wide": runs.CertifySettings(**{**COMMON, "sigma": 0.02}, procedure="wide"),  # so little noise changes no answer
     "grid": runs.CertifySettings(**COMMON, radii=(0.0, 0.25, 0.5)),
     "grid, known labels": runs.CertifySettings(**COMMON, radii=(0.0, 0.25), known_labels=True),
     "grid, no rival": runs.CertifySettings(**COMMON, radii=(0.0, 0.25), rival=False),
@@ -203,27 +199,6 @@ def claim_an_abstention(rows):
     row.update(label=3, radius=0.4)
 
 
-def other_coin(value):
-    def change(rows):
-        claim(rows)["stages"][-1]["coin"] = value
-
-    return change
-
-
-def fitting_coin(rows):
-    """A coin, and the bounds and the radius that it gives: only the run's key tells that it is not the one."""
-    claim(rows)["stages"][-1]["coin"] = 0.05
-    conclude_again(claim(rows))
-
-
-def conclude_again(row):
-    """Bounds and radius as the last votes and their coin give them."""
-    stage, runner_up = row["stages"][-1], row["bounds"]["p_b_upper"] < row["bounds"]["q_a_upper"]
-    votes = Votes.of([stage["votes"].get(str(one), 0) for one in range(10)], coin=stage["coin"])
-    bounds = fixed_bounds(votes, row["label"], 0.001, runner_up=runner_up)
-    row.update(bounds=asdict(bounds), radius=NOISES[row["noise"]](0.5).radius(bounds))
-
-
 def drop_a_stage(rows):
     claim(rows)["stages"].pop(0)
 
@@ -291,9 +266,6 @@ FORGED = {
         None,
         lambda values: (values.update(alpha=0.01), values["procedure"].update(alpha=0.01)),
     ),
-    "fewer values that decide": ("wide", None, set_in_manifest("procedure", "dimension", value=32)),
-    "draws from a wider noise": ("wide", None, set_in_manifest("procedure", "width", value=1.5)),
-    "a larger radius by a wider noise": ("wide", more("radius"), None),
     "sigma changed afterwards": ("paper", None, set_in_manifest("sigma", value=1.0)),
     "fewer draws planned": ("paper", None, set_in_manifest("procedure", "n", value=400)),
     "another procedure": ("paper", None, set_in_manifest("procedure", "name", value="Magic")),
@@ -301,13 +273,10 @@ FORGED = {
     "labels not known after all": ("grid, known labels", None, set_in_manifest("known_labels", value=False)),
     "an input fewer": ("planned", None, lambda values: values["indices"].pop()),
     "an input twice": ("planned", None, lambda values: values["indices"].__setitem__(1, 0)),
-    "a smaller coin": ("randomized", other_coin(0.05), None),
-    "a smaller coin with what follows from it": ("randomized", fitting_coin, None),
-    "a coin that is no number": ("randomized", other_coin("heads"), None),
-    "a coin that is not of this world": ("randomized", other_coin(-0.5), None),
-    "no coin": ("randomized", other_coin(None), None),
-    "a coin where none was asked for": ("planned", other_coin(0.5), None),
-    "a coin in spite of the manifest": ("randomized", None, set_in_manifest("procedure", "randomized", value=False)),
+    "a procedure that is retired": ("planned", None, set_in_manifest("procedure", "name", value="Wide")),
+    "a retired setting": ("planned", None, set_in_manifest("procedure", "randomized", value=True)),
+    "a retired setting that is no switch": ("planned", None, set_in_manifest("procedure", "randomized", value=None)),
+    "a retired setting of another procedure": ("paper", None, set_in_manifest("procedure", "randomized", value=False)),
     "a margin left out": ("margin", None, set_in_manifest("procedure", "margin", value=0.0)),
     "a larger margin": ("margin", None, set_in_manifest("procedure", "margin", value=0.11)),
     "a larger margin of the paper's": ("paper, margin", None, set_in_manifest("procedure", "margin", value=0.11)),
@@ -379,66 +348,6 @@ def test_votes_do_not_show_that_alpha_was_chosen_before_them(copy, name, change_
     assert runs.open(run).manifest.values["alpha"] == alpha
     if name == "paper":
         assert sum(row["radius"] for row in runs.open(run).rows) > sum(before) > 0
-
-
-@pytest.mark.parametrize(("name", "said"), [("wide", True), ("planned", False)])
-def test_on_how_many_values_answers_depend_is_said_to_be_unchecked(copy, name, said):
-    assert any("no more than 64 values" in one for one in verify_run(copy(name)).unchecked) == said
-
-
-def test_a_dimension_that_is_not_the_models_passes_until_votes_are_drawn_again(copy):
-    run, spec = copy("wide"), ModelSpec(source=network())
-    assert draw_again(runs.open(run), spec, DATA, 8) == (8, [])
-    fewer = read_manifest(run).values["procedure"] | {"dimension": 32}
-
-    def fitting(rows):
-        """Radii as they would be, were the model's answers functions of 32 values."""
-        for row in rows:
-            if row["bounds"]["separation"] is not None:
-                q, p = row["bounds"]["q_a_upper"], row["bounds"]["p_b_upper"]
-                claim_depth(row, wide_depth(q, p, width=fewer["width"], dimension=32))
-
-    forge(run, fitting, set_in_manifest("procedure", value=fewer))
-    assert verify_run(run).passed
-    made, problems = draw_again(runs.open(run), spec, DATA, 8)
-    assert made == len(problems) == 8
-    assert "drawn again, its error came out otherwise" in str(problems[0])
-
-
-def test_of_a_chosen_coin_nothing_is_wrong_but_that_it_is_not_the_keys(copy):
-    run = copy("randomized")
-    forge(run, fitting_coin)
-    [problem] = verify_run(run).problems
-    assert "the coin of stage 3 is 0.05, which the run's key does not give" in problem.words
-
-
-def test_a_bound_too_good_for_its_coin_is_seen_without_our_formula(copy, monkeypatch):
-    run, real = copy("randomized"), randomized_upper
-    monkeypatch.setattr("smoothcert.stats.procedures.randomized_upper", lambda k, n, a, c: real(k, n, 4 * a, c))
-    claimed = [row["index"] for row in runs.open(run).rows if row["radius"] > 0]
-    forge(run, lambda rows: [conclude_again(rows[index]) for index in claimed] and None)
-    too_good = {one.line - 1 for one in verify_run(run).problems if "is too good for" in one.words}
-    assert too_good >= set(claimed) != set()
-
-
-def claim_depth(row, depth):
-    row["bounds"]["separation"], row["radius"] = depth, math.nextafter(0.02 * depth, 0)
-
-
-def test_a_depth_that_no_draws_can_show_is_seen_without_our_formula(copy, monkeypatch):
-    run = copy("wide")
-    monkeypatch.setattr("smoothcert.stats.wide.wide_depth", lambda *_, **__: 3.0)
-    wider = [line for line, row in enumerate(runs.open(run).rows, start=1) if row["bounds"]["separation"] is not None]
-    assert wider
-
-    def fitting(rows):
-        for line in wider:
-            claim_depth(rows[line - 1], 3.0)
-
-    forge(run, fitting)
-    problems = verify_run(run).problems
-    assert [one.line for one in problems] == wider
-    assert all("is more than its bounds allow" in one.words for one in problems)
 
 
 @pytest.mark.parametrize("name", ["margin", "paper, margin"])

@@ -12,16 +12,12 @@ from smoothcert.stats.bounds import (
     binomial_p_value,
     clopper_pearson_lower,
     clopper_pearson_upper,
-    randomized_upper,
 )
 from smoothcert.stats.radii import cohen_radius
 from soundness import (
     binomial_tail,
     check_lower_bound_is_sound,
     check_p_value_is_sound,
-    check_randomized_bound_covers,
-    check_randomized_bound_is_sound,
-    check_randomized_bound_is_tight,
     check_upper_bound_is_sound,
     check_upper_bound_is_tight,
     digits,
@@ -263,58 +259,3 @@ def test_the_reference_sum_is_right():
         exact = sum(math.comb(n, j) * p**j * (1 - p) ** (n - j) for j in range(k + 1))
         value = binomial_tail(k, n, digits.mpf(p.numerator) / p.denominator)
         assert abs(value * exact.denominator / exact.numerator - 1) < 1e-25
-
-
-# ---- with a coin ---------------------------------------------------------------------------------------------------
-
-
-def test_every_k_of_small_n_is_sound_and_tight_with_every_coin():
-    check_randomized_bound_is_sound(randomized_upper)
-    check_randomized_bound_is_tight(randomized_upper)
-
-
-def test_over_draws_and_coins_no_more_than_alpha_is_missed():
-    check_randomized_bound_covers(randomized_upper)
-
-
-def test_a_coin_leads_from_the_bound_of_one_success_fewer_to_that_of_as_many():
-    k, n, alpha = cases(0, 5, 3000)
-    most = clopper_pearson_upper(k, n, alpha)
-    fewer = np.where(k > 0, clopper_pearson_upper(np.maximum(k - 1, 0), n, alpha), 0.0)
-    coins = np.random.default_rng(1).random(3000)
-    found = randomized_upper(k, n, alpha, coins)
-    assert np.all((fewer <= found) & (found <= most) & (found > 0))
-    np.testing.assert_allclose(randomized_upper(k, n, alpha, 1.0), most, rtol=1e-8)
-    # One coin for two counts: the larger count still has the larger bound.
-    assert np.all(randomized_upper(np.minimum(k + 1, n), n, alpha, coins) >= found)
-
-
-def test_known_values_with_a_coin():
-    # coin·(1 − q)^n = α; and of a coin that is too small, √α is taken.
-    assert randomized_upper(0, 1000, 0.001, 0.25) == pytest.approx(1 - 0.004**0.001, rel=1e-8)
-    assert randomized_upper(0, 1000, 0.01, 0.0) == randomized_upper(0, 1000, 0.01, 0.1)
-    # One draw: q fails with 0 successes or all; (1 − q) + coin·q = α.
-    assert randomized_upper(1, 1, 0.5, 0.8) == 1.0
-    # Two draws, one success: (1 − q)² + ½·2q(1 − q) = 1 − q.
-    assert randomized_upper(1, 2, 0.04, 0.5) == pytest.approx(0.96, rel=1e-8)
-
-
-def test_a_coin_gains_on_average_what_is_said():
-    """Of no success in n draws, −ln(α/coin) is on average 1 less than −ln α."""
-    coins = (np.arange(20_000) + 0.5) / 20_000
-    bounds = randomized_upper(0, 100_000, 0.001, coins)
-    assert np.mean(bounds) * 100_000 == pytest.approx(math.log(1000) - (1 - math.sqrt(0.001)), rel=1e-3)
-
-
-@pytest.mark.parametrize("coin", [-0.1, 1.1, math.nan])
-def test_what_is_no_coin_is_refused(coin):
-    with pytest.raises(ConfigError, match="`coin`"):
-        randomized_upper(1, 10, 0.05, coin)
-
-
-def test_scalars_and_arrays_agree_with_a_coin():
-    k, n, alpha = cases(0, 4, 60)
-    coins = np.random.default_rng(2).random(60)
-    each = [randomized_upper(int(a), int(b), float(c), float(d)) for a, b, c, d in zip(k, n, alpha, coins, strict=True)]
-    assert all(type(value) is float for value in each)
-    np.testing.assert_array_equal(randomized_upper(k, n, alpha, coins), each)

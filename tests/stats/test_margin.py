@@ -117,7 +117,6 @@ CASES = {
 PROCEDURES = {
     "paper": (FixedN(margin=MARGIN), 2000),
     "planned": (Planned(margin=MARGIN), 250),
-    "randomized": (Planned(margin=MARGIN, randomized=True), 250),
     "grid": (Grid(radii=(0.0, 0.125, 0.25, 0.375), sigma=0.25, margin=MARGIN), 800),
 }
 
@@ -135,7 +134,6 @@ def test_with_default_settings_leads_are_false_no_more_often_than_alpha(procedur
         ("paper", "one-sided"),
         ("planned", "one-sided"),
         ("planned", "with a rest"),
-        ("randomized", "with a rest"),
         ("grid", "one-sided"),
         ("grid", "with a rest"),
     ],

@@ -8,12 +8,7 @@ from scipy.special import bdtri, betainccinv
 from scipy.stats import beta, norm
 
 from smoothcert.records import Bounds, Decision, Votes, floor_decimal
-from smoothcert.stats.bounds import (
-    binomial_p_value,
-    clopper_pearson_lower,
-    clopper_pearson_upper,
-    randomized_upper,
-)
+from smoothcert.stats.bounds import binomial_p_value, clopper_pearson_lower, clopper_pearson_upper
 from smoothcert.stats.procedures import FixedN, Predict
 from smoothcert.stats.radii import cohen_radius
 from soundness import (
@@ -23,9 +18,6 @@ from soundness import (
     check_p_value_is_sound,
     check_predict_is_sound,
     check_radius_is_sound,
-    check_randomized_bound_covers,
-    check_randomized_bound_is_sound,
-    check_randomized_bound_is_tight,
     check_rounding,
     check_upper_bound_is_sound,
     check_upper_bound_is_tight,
@@ -131,38 +123,6 @@ WEAK = {
 def test_a_bound_that_is_true_but_weak_is_caught(mutant):
     with pytest.raises(AssertionError, match="too loose"):
         check_upper_bound_is_tight(mutant)
-
-
-def coined(k, n, alpha, coin):
-    return np.asarray(randomized_upper(k, n, alpha, coin))
-
-
-RANDOMIZED_MUTANTS = {
-    "alpha doubled": lambda k, n, alpha, coin: coined(k, n, min(2 * alpha, 0.9), coin),
-    "the coin turned round": lambda k, n, alpha, coin: coined(k, n, alpha, 1 - coin),
-    "the coin squared": lambda k, n, alpha, coin: coined(k, n, alpha, coin**2),
-    "one success forgotten": lambda k, n, alpha, coin: coined(np.maximum(np.asarray(k) - 1, 0), n, alpha, coin),
-    "always the mid-p bound": lambda k, n, alpha, _: coined(k, n, alpha, 0.5),
-}
-
-
-@pytest.mark.parametrize("mutant", RANDOMIZED_MUTANTS.values(), ids=RANDOMIZED_MUTANTS.keys())
-def test_a_wrong_bound_with_a_coin_is_caught(mutant):
-    with pytest.raises(AssertionError, match="too low"):
-        check_randomized_bound_is_sound(mutant)
-    with pytest.raises(AssertionError, match=r"missed with|falls as"):
-        check_randomized_bound_covers(mutant)
-
-
-def test_a_bound_of_zero_is_caught():
-    with pytest.raises(AssertionError, match="never sure"):
-        check_randomized_bound_is_sound(lambda k, n, alpha, coin: coined(k, n, alpha, coin) * (coin > alpha))
-
-
-def test_a_bound_that_ignores_the_coin_is_caught():
-    check_randomized_bound_is_sound(lambda k, n, alpha, _: real(k, n, alpha))
-    with pytest.raises(AssertionError, match="too loose"):
-        check_randomized_bound_is_tight(lambda k, n, alpha, _: real(k, n, alpha))
 
 
 P_VALUE_MUTANTS = {

@@ -1,7 +1,6 @@
 """Planned: what the pilots settle, and that the bounds rest on the last draws alone."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from scipy.stats import binomtest
 
 from smoothcert.errors import ConfigError
 from smoothcert.records import Votes
-from smoothcert.stats.bounds import randomized_upper
 from smoothcert.stats.planned import EFFORTS, PILOTS, Planned
 from smoothcert.stats.procedures import fixed_bounds, run
 
@@ -48,10 +46,10 @@ def is_false(found, p):
     return found.q_a_upper < sum(others) or found.p_b_upper < max(others)
 
 
-def check_bounds_by_simulation(make, p, repeats, seed, alpha=0.05, n_max=500, coin=None):
+def check_bounds_by_simulation(make, p, repeats, seed, alpha=0.05, n_max=500):
     rng = np.random.default_rng(seed)
     procedure = make(n_max=n_max, alpha=alpha, effort=1e-9)
-    false = sum(is_false(run(procedure, multinomial(p, rng), coin or rng.random)[0], p) for _ in range(repeats))
+    false = sum(is_false(run(procedure, multinomial(p, rng))[0], p) for _ in range(repeats))
     p_value = binomtest(false, repeats, alpha, alternative="greater").pvalue
     assert p_value > 1e-3, f"p={p}: {false} of {repeats} bounds are false at alpha={alpha}"
 
@@ -76,59 +74,9 @@ def test_the_bounds_are_false_no_more_often_than_alpha(p, n_max, rival):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("p", CASES.values(), ids=CASES)
-@pytest.mark.parametrize(("rival", "randomized"), [(False, False), (True, False), (True, True)])
-def test_the_bounds_are_false_no_more_often_than_alpha_over_many_inputs(p, rival, randomized):
-    def make(**settings):
-        return Planned(rival=rival, randomized=randomized, **settings)
-
-    check_bounds_by_simulation(make, p, 8000, 77, n_max=1000)
-
-
-@pytest.mark.parametrize("p", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("rival", [False, True])
-def test_with_coins_the_bounds_are_false_no_more_often_than_alpha(p, rival):
-    def make(**settings):
-        return Planned(rival=rival, randomized=True, **settings)
-
-    check_bounds_by_simulation(make, p, 300, 12, n_max=600)
-
-
-def test_coins_that_were_chosen_are_caught():
-    def make(**settings):
-        return Planned(rival=False, randomized=True, **settings)
-
-    check_bounds_by_simulation(make, (0.9974, 0.0026), 400, 8, n_max=600)
-    with pytest.raises(AssertionError, match="bounds are false"):
-        check_bounds_by_simulation(make, (0.9974, 0.0026), 400, 8, n_max=600, coin=lambda: 0.0)
-
-
-def test_only_the_votes_that_count_come_with_a_coin():
-    rng, asked = np.random.default_rng(3), []
-
-    def draw(_, n):
-        asked.append(n.coin)
-        return Votes.of(rng.multinomial(n, (0.97, 0.02, 0.01)))
-
-    found, stages = run(Planned(n_max=2000, randomized=True), draw, lambda: 0.25)
-    assert asked == [False, False, True]
-    assert [votes.coin for votes in stages] == [None, None, 0.25]
-    assert found == fixed_bounds(stages[2], 0, 0.001, runner_up=found.p_b_upper < found.q_a_upper)
-    plain, _ = run(Planned(n_max=2000), lambda stage, _: replace(stages[stage], coin=None))
-    assert found.q_a_upper < plain.q_a_upper
-
-
-@pytest.mark.parametrize("runner_up", [False, True])
-def test_one_coin_sharpens_both_bounds(runner_up):
-    level = 0.005 if runner_up else 0.01
-    found = fixed_bounds(Votes((90, 7, 3), coin=0.4), 0, 0.01, runner_up=runner_up)
-    assert found.q_a_upper == randomized_upper(10, 100, level, 0.4)
-    assert found.p_b_upper == (randomized_upper(7, 100, level, 0.4) if runner_up else found.q_a_upper)
-
-
-@pytest.mark.parametrize(("randomized", "coin"), [(True, None), (False, 0.5)])
-def test_a_coin_is_given_where_it_was_asked_for_and_nowhere_else(randomized, coin):
-    with pytest.raises(ValueError, match="coin and was given"):
-        run(Planned(randomized=randomized), lambda stage, n: Votes((n, 0), coin=coin if stage == 2 else None))
+def test_the_bounds_are_false_no_more_often_than_alpha_over_many_inputs(p, rival):
+    check_bounds_by_simulation(lambda **settings: Planned(rival=rival, **settings), p, 8000, 77, n_max=1000)
 
 
 @pytest.mark.parametrize("p", [(0.8, 0.2), (0.5, *(0.05,) * 10), (0.97, 0.02, 0.01), (0.4, 0.3, 0.3)], ids=len)

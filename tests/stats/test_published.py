@@ -1,28 +1,25 @@
-"""Votes of the paper's released networks, put through the library, give the paper's Table 3.
+"""Votes of the paper's released CIFAR-10 networks, put through the library, give the paper's Table 3.
 
 The votes were not published with the paper: others sampled them from its released CIFAR-10 networks
 (github.com/FireShadow05/accelerated_smoothing, MIT).
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from evidence import VOTES
 from smoothcert.records import Votes
 from smoothcert.stats.bounds import clopper_pearson_upper
 from smoothcert.stats.procedures import FixedN, run
 from smoothcert.stats.radii import cohen_radius
 
-SHARED = Path(__file__).parents[2] / ".." / "shared"
-COUNTS = SHARED / "data" / "published" / "cohen_resnet110_cifar10_counts_test.npz"
 N, ALPHA, RADII = 100_000, 0.001, np.arange(0, 1.51, 0.25)
 
-# Cohen et al. 2019, Table 3, in percent. Their published log holds every 20th image; at σ = 1, r = 1.5 those
-# 500 give 14 and all 10,000 give 13.2, so that one cell is left out.
+# Cohen et al. 2019, Table 3 (CIFAR-10), in percent. Their published log holds every 20th image; at σ = 1, r = 1.5
+# those 500 give 14 and all 10,000 give 13.2, so that one cell is left out.
 PAPER = {
     "0.12": [83, 60],
     "0.25": [77, 61, 42, 25],
@@ -46,9 +43,9 @@ RUNNER_UP = {
 
 @pytest.fixture(scope="module")
 def counts():
-    if not COUNTS.exists():
-        pytest.skip(f"the published votes are not there: {COUNTS}")
-    with np.load(COUNTS) as arrays:
+    if not VOTES.exists():
+        pytest.skip(f"the published votes are not there: {VOTES}")
+    with np.load(VOTES) as arrays:
         return {sigma: arrays[f"test_sigma{sigma}_n{N}"].astype(np.int64) for sigma in PAPER}
 
 
@@ -56,9 +53,6 @@ def counts():
 def labels():
     root = Path(os.environ.get("SMOOTHCERT_DATA", Path.home() / ".cache" / "smoothcert"))
     path = root / "cifar10" / "cifar-10-batches-bin" / "test_batch.bin"
-    getter = SHARED / "tools" / "get-data"
-    if not path.exists() and getter.exists():
-        subprocess.run([sys.executable, str(getter), "--root", str(root), "cifar10"], check=False, capture_output=True)
     if not path.exists():
         pytest.skip(f"the labels of CIFAR-10's test images are not there: {path}")
     return np.fromfile(path, np.uint8).reshape(10_000, 3073)[:, 0].astype(np.int64)

@@ -71,6 +71,14 @@ def test_every_recipe_has_its_paper_in_the_card(card, name):
     assert ("| its settings |" in text) == (name != "gaussian")
 
 
+def test_a_recipe_that_only_an_earlier_version_had_is_named_in_the_card(card):
+    found = record()
+    found["settings"]["recipe"] = {"name": "adaptive", "steps": 2}
+    lines = card(found).splitlines()
+    assert "| recipe | adaptive |" in lines
+    assert "| its settings | steps = 2 |" in lines
+
+
 def test_accuracy_is_rounded_down_and_not_called_certified(card):
     text = card(record())
     assert "On mnist (test), 10,000 inputs: 98.7 % without noise, 96.9 % on one noisy copy of each." in text

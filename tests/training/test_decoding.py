@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+from evidence import PHOTOGRAPHS
 from run_fixtures import launch, size_of, wait_for
 from smoothcert.cli import main
 from smoothcert.data import load
@@ -34,7 +35,6 @@ from smoothcert.training.settings import TrainSettings
 
 pytest_plugins = ["run_fixtures"]
 
-PHOTOGRAPHS = Path(__file__).parents[2] / ".." / "shared" / "data" / "imagenet-val-50"
 with_photographs = pytest.mark.skipif(not PHOTOGRAPHS.is_dir(), reason=f"no photographs: {PHOTOGRAPHS}")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 IMAGES = 22

@@ -12,10 +12,10 @@ from smoothcert import models
 from smoothcert.data import ArrayData, load
 from smoothcert.errors import ConfigError, InputError, ModelError, OutputError, ResumeError, SmoothcertError
 from smoothcert.lock import Lock
-from smoothcert.models.checkpoints import read_blueprint, save_checkpoint
+from smoothcert.models.checkpoints import read_blueprint
 from smoothcert.models.dncnn import load_dncnn
-from smoothcert.models.layers import Normalize, Projected
-from smoothcert.models.sealed import read_safetensors
+from smoothcert.models.layers import Normalize
+from smoothcert.models.sealed import read_safetensors, write_sealed
 from smoothcert.training import directory
 from smoothcert.training.directory import make_plan, run_training
 from smoothcert.training.recipes import RECIPES
@@ -323,73 +323,45 @@ def test_normalisation_follows_the_channels_unless_asked_for(few):
     assert make_plan(colours(), settings(), architecture="resnet20", normalize=False).blueprint().mean is None
 
 
-# Behind a projection
+# Behind a projection, as version 0.1 could train
 
 
-def test_a_network_may_see_inputs_projected_on_few_directions(digits, tmp_path):
-    plan = make_plan(digits[0], settings(epochs=4), directions=20)
-    run_training(plan, tmp_path / "net", test=digits[1])
-    loaded = models.load(tmp_path / "net")
-    projection = loaded.network[0]
-    assert isinstance(projection, Projected)
-    assert projection.count == 20
-    inputs = digits[0].inputs.reshape(len(digits[0]), -1) / 255
-    left = inputs - projection(torch.from_numpy(inputs).float().view(-1, 1, 8, 8)).flatten(1).numpy()
-    values = np.linalg.svd(inputs, compute_uv=False)
-    assert np.square(left).sum() == pytest.approx(np.square(values[20:]).sum(), rel=1e-3)  # no 20 others leave less
+def as_by_0_1(path, directions):
+    """Give a checkpoint what version 0.1 wrote into it: on how many directions inputs are projected, or None."""
+    weights, about = read_safetensors(path)
+    if directions is not None:
+        weights = {f"1.{name}": tensor for name, tensor in weights.items()}
+        weights["0.directions"] = torch.eye(directions, 64).view(directions, 1, 8, 8)
+    write_sealed(path, weights, {**about, "directions": directions})
+
+
+def test_a_network_behind_a_projection_names_the_version_that_loads_it(whole, few, tmp_path):
+    net = shutil.copytree(whole, tmp_path / "net")
+    as_by_0_1(net / "model.safetensors", 20)
+    for read in (models.load, lambda path: read_blueprint(path / "model.safetensors")):
+        with pytest.raises(ModelError, match=r"behind a projection .* Load it with smoothcert 0.1 \(commit 2632d2d\)"):
+            read(net)
+
+
+def test_a_checkpoint_of_0_1_without_a_projection_is_the_same_network_and_design(whole, tmp_path):
+    net = shutil.copytree(whole, tmp_path / "net")
+    as_by_0_1(net / "model.safetensors", None)
+    old, new = models.load(net), models.load(whole)
+    assert (old.weights_hash, old.design) == (new.weights_hash, new.design)
+    assert old.design is not None
+
+
+@pytest.mark.parametrize("directions", [None, 20])
+def test_a_training_of_0_1_is_resumed_unless_it_is_behind_a_projection(few, tmp_path, directions):
+    interrupted(make_plan(few, settings()), tmp_path / "net", 1)
     record = record_of(tmp_path / "net")
-    assert (record["directions"], read_blueprint(tmp_path / "net" / "model.safetensors").directions) == (20, 20)
-    assert record["result"]["test"]["noisy_accuracy"] > 0.3
-    assert "| sees | inputs projected on 20 directions |" in (tmp_path / "net" / "README.md").read_text("utf-8")
-
-
-def test_a_projection_comes_with_normalisation_and_goes_on(tmp_path):
-    run_training(make_plan(colours(), settings(epochs=1), architecture="resnet20", directions=100), tmp_path / "first")
-    start = models.load(tmp_path / "first")
-    assert isinstance(start.network[1][0], Normalize)
-    other = ArrayData(colours().inputs[:, ::-1].copy(), colours().labels, None, "other colours")
-    plan = make_plan(other, settings(), start=start)
-    assert (plan.directions, plan.normalize) == (100, True)
-    found = plan.network().state_dict()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in start.network.state_dict().items())
-    with pytest.raises(ConfigError, match="drop `directions`"):
-        make_plan(other, settings(), start=start, directions=50)
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-def test_a_network_that_saw_all_can_be_trained_further_behind_a_projection(normalize, tmp_path):
-    first = make_plan(colours(), settings(epochs=1), architecture="resnet20", normalize=normalize)
-    run_training(first, tmp_path / "first")
-    start = models.load(tmp_path / "first")
-    plan = make_plan(colours(), settings(epochs=1), start=start, directions=100)
-    network, seen = plan.network(), start.network.state_dict()
-    assert network[0].count == 100
-    assert all(torch.equal(tensor, seen[name]) for name, tensor in network[1].state_dict().items())
-    run_training(plan, tmp_path / "second")
-    assert models.load(tmp_path / "second").network[0].count == 100
-
-
-def test_projections_that_cannot_be_are_refused(few, whole, tmp_path):
-    for directions in (0, 65):
-        with pytest.raises(ConfigError, match="`directions`"):
-            make_plan(few, settings(), directions=directions)
-    with pytest.raises(ConfigError, match="drop `directions`"):
-        make_plan(few, settings(recipe="denoiser"), classifier=models.load(whole).network, directions=10)
-    large = ArrayData(np.zeros((2, 3, 64, 64), np.uint8), np.arange(2), None, "large")
-    with pytest.raises(ConfigError, match=r"at most 10,000 values for `directions`.* got 12,288"):
-        make_plan(large, settings(), architecture="resnet20", directions=10)
-    interrupted(make_plan(few, settings(), directions=40), tmp_path / "net", 1)
-    with pytest.raises(ResumeError, match="directions is 40 there and 41 here"):
-        run_training(make_plan(few, settings(), directions=41), tmp_path / "net", resume=True)
-
-
-def test_a_checkpoint_whose_directions_lengthen_inputs_is_refused(few, tmp_path):
-    plan = make_plan(few, settings(), directions=40)
-    network = plan.network()
-    network[0].directions *= 1.01
-    save_checkpoint(tmp_path / "m.safetensors", network, plan.blueprint())
-    with pytest.raises(ModelError, match="is damaged: Expected `directions`"):
-        models.load(tmp_path / "m.safetensors")
+    (tmp_path / "net" / "train.json").write_text(json.dumps({**record, "directions": directions}))
+    if directions is None:
+        run_training(make_plan(few, settings()), tmp_path / "net", resume=True)
+        assert "result" in record_of(tmp_path / "net")
+    else:
+        with pytest.raises(ResumeError, match=r"behind a projection .* Resume it with smoothcert 0.1"):
+            run_training(make_plan(few, settings()), tmp_path / "net", resume=True)
 
 
 # Beginning with another network's weights

@@ -104,7 +104,6 @@ CASES = {
         "learning_rate": 0.02,
     },
     "cat-rs": {"recipe": "cat-rs:copies=2,steps=2"},
-    "what was remembered": {"recipe": "adaptive:largest=3"},
     "a fresh seed": {"seed": None},
     "interrupted": {"batch_size": 3},
     "a last batch of one": {"batch_size": 49},

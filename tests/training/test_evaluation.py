@@ -13,7 +13,6 @@ from smoothcert.data.dataset import ArrayData
 from smoothcert.data.digits import load_digits
 from smoothcert.errors import InputError
 from smoothcert.models.architectures import mlp, small_cnn
-from smoothcert.training.batches import as_dataset
 from smoothcert.training.engine import Engine
 from smoothcert.training.evaluation import accuracies_of
 from smoothcert.training.loop import seeded, train
@@ -35,7 +34,8 @@ class Threshold(nn.Module):
 def points(count: int, distance: float) -> ArrayData:
     """Inputs of both classes, all at this distance from the threshold."""
     labels = torch.arange(count) % 2
-    return as_dataset(0.5 + distance * (2 * labels[:, None] - 1) * torch.tensor([[1.0, 0.0]]), labels)
+    inputs = 0.5 + distance * (2 * labels[:, None] - 1) * torch.tensor([[1.0, 0.0]])
+    return ArrayData(inputs.numpy(), labels.numpy(), None, "points")
 
 
 # ---- accuracy ----------------------------------------------------------------------------------------------------
@@ -112,7 +112,6 @@ QUICK = {
     "consistency": "consistency:weight=2",
     "smoothmix": "smoothmix:copies=2,steps=2,weight=1",
     "cat-rs": "cat-rs:copies=2,steps=2,radius=0.25",
-    "adaptive": "adaptive:power=0.2",
     "denoiser": "denoiser",
     "lipschitz-margin": "lipschitz-margin:margin=0.02",
     "dual": "dual:epsilon=0.05",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +13,11 @@ from torch import nn
 from smoothcert.baselines.lipschitz import lipschitz_radii, margin_slopes
 from smoothcert.baselines.network import read_network
 from smoothcert.baselines.spectral import norm_estimate
+from smoothcert.data.dataset import ArrayData
 from smoothcert.data.digits import load_digits
 from smoothcert.errors import ConfigError, ModelError
 from smoothcert.models.architectures import mlp, small_cnn
 from smoothcert.models.layers import Normalize
-from smoothcert.training.batches import as_dataset
 from smoothcert.training.loop import Trainer, seeded, train
 from smoothcert.training.recipes import Draws, parse_recipe
 from smoothcert.training.recipes.lipschitz_margin import LipschitzMargin
@@ -123,9 +122,9 @@ def test_warms_up_linearly():
 # ---- training ----------------------------------------------------------------------------------------------------
 
 
-def few() -> tuple[SimpleNamespace, torch.Tensor, torch.Tensor]:
+def few() -> tuple[ArrayData, torch.Tensor, torch.Tensor]:
     whole, test = load_digits()
-    data = as_dataset(torch.from_numpy(whole.inputs[:600]).float() / 255, torch.from_numpy(whole.labels[:600]))
+    data = ArrayData(whole.inputs[:600], whole.labels[:600], None, "digits")
     return data, torch.from_numpy(test.inputs[:300]).double() / 255, torch.from_numpy(test.labels[:300])
 
 

@@ -14,10 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from smoothcert.attacks import soft
-from smoothcert.errors import ConfigError
 from smoothcert.training.loop import seeded
 from smoothcert.training.recipes import Draws, cat_rs, consistency, smoothadv, smoothmix, stability
-from smoothcert.training.recipes.adaptive import Adaptive
 from smoothcert.training.recipes.base import accuracies
 from smoothcert.training.recipes.cat_rs import CatRs
 from smoothcert.training.recipes.consistency import Consistency
@@ -42,15 +40,7 @@ class Doubles(Draws):
 
 
 def draws(count: int = COUNT, sigma: float = SIGMA, seed: int = 190) -> Draws:
-    remembered = (
-        torch.linspace(0.2, 3.2, count).double() if count != COUNT else torch.stack([*map(depth_of, batch()[0])])
-    )
-    return Doubles(sigma, torch.Generator().manual_seed(seed), torch.arange(count), count, remembered)
-
-
-def depth_of(x: torch.Tensor) -> torch.Tensor:
-    """What a recipe that remembers is to find of an input of the batch: some number between 0 and 3."""
-    return 3 * x.flatten()[0]
+    return Doubles(sigma, torch.Generator().manual_seed(seed), torch.arange(count), count)
 
 
 def classifier() -> nn.Module:
@@ -176,20 +166,6 @@ def cat_rs_formula(r, model, fixed, x, y, noises, numbers, strength):
     return low + r.weight * max(kl(target, answer(model, z)) for z in worst)
 
 
-def adaptive_formula(r, model, fixed, x, y, noises, numbers, strength):
-    depth = min(float(depth_of(x)), r.largest)
-    if depth == r.largest and numbers[0] >= r.revisit:
-        return 0.0
-
-    def lead_of_others(z):
-        own = answer(fixed, z)[y]
-        return math.log((1 - own) / own)
-
-    radius = SIGMA * depth
-    worst = climb(lead_of_others, x + noises[0], radius, r.steps, 0.7 * radius, pixels=False)
-    return (1 - answer(model, worst)[y] ** r.power) / r.power
-
-
 def denoiser_formula(r, model, fixed, x, y, noises, numbers, strength):
     with torch.no_grad():
         restored = model[0]((x + noises[0])[None])[0]
@@ -208,8 +184,6 @@ CASES = {
     "smoothmix, one step": (SmoothMix(copies=2, steps=2, step_size=0.3, one_step=True), smoothmix_formula),
     "cat-rs": (CatRs(copies=3, steps=2, radius=0.2, weight=2.0), cat_rs_formula),
     "cat-rs, label": (CatRs(copies=3, steps=2, radius=0.2, weight=2.0, target="label"), cat_rs_formula),
-    "adaptive": (Adaptive(largest=1.2), adaptive_formula),
-    "adaptive, three steps": (Adaptive(largest=5.0, steps=3, power=0.8), adaptive_formula),
     "denoiser": (Denoiser(stability=0.3), denoiser_formula),
 }
 
@@ -289,7 +263,7 @@ def test_the_batch_of_the_formulas_has_inputs_of_every_kind():
 
 real_soft_objective, real_soft_log_probabilities = soft.soft_objective, soft.soft_log_probabilities
 real_missing, real_kl_div, real_uniform = Macer.missing, functional.kl_div, Doubles.uniform
-real_bottom, real_pgd, real_worst = CatRs.bottom, soft.pgd, Adaptive.worst
+real_bottom, real_pgd = CatRs.bottom, soft.pgd
 
 
 def attack_downhill(model, labels, noises):
@@ -337,21 +311,6 @@ MUTANTS = {
         lambda y, k: torch.full((len(y), k), 1 / k),
     ),
     "answers exchanged": ("stability", stability, "torch", SimpleNamespace(cat=lambda two: torch.cat(two[::-1]))),
-    "no ball": ("adaptive, three steps", soft, "within_ball", lambda delta, _: delta),
-    "no push": ("adaptive", Adaptive, "worst", lambda *_: 0.0),
-    "one radius for all": (
-        "adaptive",
-        Adaptive,
-        "worst",
-        lambda r, m, z, y, radii: real_worst(r, m, z, y, 0 * radii + 0.3),
-    ),
-    "radii not in units of sigma": (
-        "adaptive",
-        Adaptive,
-        "worst",
-        lambda r, m, z, y, own: real_worst(r, m, z, y, own / SIGMA),
-    ),
-    "looked at always": ("adaptive", Doubles, "uniform", lambda d, x, m=1: 0 * real_uniform(d, x, m)),
     "one noise for all": ("gaussian", Doubles, "noises", lambda d, x, m=1: Draws.noises(d, x, m)[:, :1].double()),
 }
 
@@ -503,92 +462,3 @@ def test_the_worst_noise_of_cat_rs_is_near_the_drawn_one_and_at_least_as_bad(mon
     assert ((worst - drawn).flatten(1).norm(dim=1) <= 0.3 * (1 + 1e-5)).all()
     assert (divergence(worst) >= divergence(drawn)).all()
     torch.testing.assert_close(values, divergence(worst).view(4, COUNT).amax(0))
-
-
-def remembering(depths: list[float], seed: int = 0) -> Draws:
-    places = torch.arange(len(depths))
-    return Doubles(
-        SIGMA, torch.Generator().manual_seed(seed), places, len(depths), torch.tensor(depths, dtype=torch.float64)
-    )
-
-
-def test_adaptive_radii_grow_where_the_worst_noise_is_held_and_shrink_where_not():
-    model, recipe = nn.Linear(1, 2).double(), Adaptive(rate=0.4, wrong=0.25, largest=3.0, revisit=0.5)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[5.0], [-5.0]]))
-        model.bias.zero_()
-    x = torch.tensor([[90.0], [-90.0], [-90.0], [90.0], [90.0]]).double()  # far on one side: noise changes no answer
-    y, drawn = torch.zeros(5, dtype=torch.long), remembering([1.0, 1.0, 0.2, 2.95, 7.0])
-    found = recipe.losses(model, x, y, drawn, 1.0)
-    assert drawn.remembered.tolist() == pytest.approx([1.1, 0.7, 0.0, 3.0, 3.0])
-    assert found.accuracy.tolist() == [1.0, 0.0, 0.0, 1.0, 1.0]
-
-
-def test_adaptive_leaves_out_some_of_the_inputs_that_are_held_farthest_and_forgets_nothing_of_them():
-    (x, y), model = batch(), classifier()
-    x, y = x.repeat(50, 1, 1, 1), y.repeat(50)
-    drawn, shown = remembering([3.6] * len(x)), []
-    model.register_forward_pre_hook(lambda _, given: shown.append(len(given[0])))
-    found = Adaptive().losses(model, x, y, drawn, 1.0)
-    assert set(shown) == {shown[0]}
-    assert 0.25 * len(x) < shown[0] < 0.45 * len(x)
-    left_out = found.values == 0
-    assert left_out.sum() == len(x) - shown[0]
-    assert (drawn.remembered[left_out] == 3.6).all()
-    assert (found.accuracy[left_out] == 1).all()
-    assert (drawn.remembered < 3.6).any()
-
-
-def test_adaptive_never_looks_at_nothing():
-    (x, y), model = batch(), classifier()
-    found = Adaptive(revisit=1e-9).losses(model, x, y, remembering([9.0] * COUNT), 1.0).values
-    assert (found > 0).all()
-    found.sum().backward()
-    assert model[1].weight.grad.norm() > 0
-
-
-def test_the_worst_noise_of_adaptive_stays_in_its_own_ball_and_is_worse():
-    (x, y), model = batch(), classifier()
-    radii = torch.linspace(0.0, 0.6, COUNT).double()
-    pushes = Adaptive(steps=4).worst(model, x, y, radii)
-    assert (pushes.flatten(1).norm(dim=1) <= radii * (1 + 1e-9)).all()
-    assert (pushes[0] == 0).all()
-    before, after = (functional.cross_entropy(model(one), y, reduction="none") for one in (x, x + pushes))
-    assert (after[1:] > before[1:]).all()
-    assert all(p.requires_grad and p.grad is None for p in model.parameters())
-
-
-@pytest.mark.parametrize("wrong", [0.25, 0.5])
-def test_what_adaptive_remembers_of_a_half_space_is_its_radius_less_a_constant(wrong):
-    """Wrong beyond a distance d: so is the part Φ((ρ − d)/σ) of all noises that are pushed by ρ towards it."""
-    recipe, distances = Adaptive(wrong=wrong, rate=0.1, largest=9.0), torch.linspace(0.6, 2.0, 8).double()
-    model = nn.Linear(3, 2).double()
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[3.0, 0.0, 0.0], [-3.0, 0.0, 0.0]]))
-        model.bias.zero_()
-    x = torch.zeros(8, 3).double()
-    x[:, 0] = distances
-    depths, seen = [2.8] * 8, []
-    for step in range(1500):
-        drawn = remembering(depths, step)
-        recipe.losses(model, x, torch.zeros(8, dtype=torch.long), drawn, 1.0)
-        depths = drawn.remembered.tolist()
-        seen.append(depths)
-    found = SIGMA * np.mean(seen[500:], axis=0)
-    expected = distances.numpy() + SIGMA * NormalDist().inv_cdf(wrong)
-    np.testing.assert_allclose(found, expected, atol=0.1)
-    assert abs((found - expected).mean()) < 0.03
-
-
-def test_adaptive_begins_with_the_radius_it_is_told():
-    assert [Adaptive().remembers, Adaptive(first=2.8).remembers, CatRs().remembers] == [0.0, 2.8, None]
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [{"wrong": 0.0}, {"first": -1.0}, {"wrong": 1.5}, {"revisit": 0.0}, {"power": 2.0}, {"rate": -1.0}, {"steps": 0}],
-)
-def test_adaptive_refuses_settings_that_make_no_sense(setting):
-    [name] = setting
-    with pytest.raises(ConfigError, match=f"`{name}`"):
-        Adaptive(**setting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from smoothcert.attacks.access import attacked, check_differentiable
 from smoothcert.attacks.copies import NoisyCopies, prefers_channels_last
 from smoothcert.attacks.geometry import strictly_within, within_ball
-from smoothcert.checks import check_count, check_sigma
+from smoothcert.checks import check_choice, check_count, check_sigma
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.models.contract import Model
 from smoothcert.sampling import in_layout
@@ -54,9 +54,12 @@ class SmoothedAttack(ABC):
     name: ClassVar[str]
     batch_size: int = 256
     """Noisy copies in a forward and backward pass."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision of the search. bf16: mixed precision, which makes gradients coarser but no result less trustworthy."""
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
+        check_choice("precision", self.precision, ("fp32", "bf16"))
 
     @abstractmethod
     def search(self, target: Target, radius: float, generator: torch.Generator) -> Tensor:
@@ -74,7 +77,8 @@ class SmoothedAttack(ABC):
             network = in_layout(as_given, channels_last=prefers_channels_last(as_given, target.x))
             aim = replace(target, model=network, x=target.x.detach().clone(), clip=clip or target.clip)
             check_differentiable(network, aim.x[None], torch.tensor([aim.label]))
-            found = self.search(aim, radius, generator).detach()
+            with torch.autocast(aim.x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                found = self.search(aim, radius, generator).detach()
         x = target.x.detach()  # the search may have changed its own
         found = strictly_within(x, found.to(x.device).view_as(x), radius)
         return found.clamp(0, 1) if aim.clip else found  # towards x, which lies in there

@@ -35,6 +35,7 @@ __all__ = [
 _PROBES = 64  # noisy copies by which an attack gets to know the other classes
 _BASE_STEPS = 5
 _HALVINGS = 30
+_ROUNDING = 1e-5  # relative error of a norm in float32, with room to spare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,30 +43,43 @@ class PaperAttack(SmoothedAttack):
     """The attack of Cohen et al. 2019, Appendix J.3: steepest ascent of the expected cross-entropy, with projection.
 
     δ ← proj(δ + η·g/‖g‖), where g sums the gradients of the cross-entropy at fresh noisy copies of x + δ.
+
+    Up to a radius of `steps` · `step_size` (2.0 with the paper's settings) the attack takes exactly `steps` steps. A
+    larger ball has a surface that these steps cannot reach. There the attack continues with steps of the same length
+    until it reaches the surface. It stops early after a path twice as long as the radius, or after `most_steps`.
     """
 
     name = "paper"
     step_size: float = 0.1
     steps: int = 20
     copies: int = 1000
+    most_steps: int = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_positive("step_size", self.step_size)
         _check_counts(steps=self.steps, copies=self.copies)
+        check_count("most_steps", self.most_steps, least=self.steps)
 
     def search(self, target: Target, radius: float, generator: torch.Generator) -> Tensor:
-        """The last step's end."""
+        """The point that the last step reaches."""
         copies, delta = self._copies(target), torch.zeros_like(target.x)
 
         def loss(scores: Tensor) -> Tensor:
             labels = torch.full((len(scores),), target.label, device=scores.device)
             return functional.cross_entropy(scores, labels, reduction="none")
 
-        for _ in range(self.steps):
+        for taken in range(1, self._step_limit(radius) + 1):
             seen = copies.look(target.x + delta, generator, self.copies, loss)
             delta = target.moved(delta + self.step_size * unit(seen.gradient), radius)
+            if taken >= self.steps and float(delta.norm()) >= radius * (1 - _ROUNDING):
+                break
         return target.x + delta
+
+    def _step_limit(self, radius: float) -> int:
+        if radius <= self.steps * self.step_size:
+            return self.steps
+        return max(self.steps, math.ceil(min(2 * radius / self.step_size, self.most_steps)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ from smoothcert.baselines.operations import (
 )
 from smoothcert.errors import ModelError
 from smoothcert.models.contract import evaluating
-from smoothcert.models.layers import Normalize, Projected
+from smoothcert.models.layers import Normalize
 
 SUPPORTED = (
     "linear and convolutional layers, batch norm in eval mode, ReLU, average and max-pooling, flatten, sums, "
@@ -182,7 +182,7 @@ class _Proxy(fx.Proxy):
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Normalize | Projected) or super().is_leaf_module(m, module_qualified_name) or _sorts(m)
+        return isinstance(m, Normalize) or super().is_leaf_module(m, module_qualified_name) or _sorts(m)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -369,12 +369,6 @@ def _normalize(builder: _Builder, module: Normalize, place: int) -> int:
     return builder.add(Scale(1 / module.std, -module.mean / module.std), place)
 
 
-def _projected(builder: _Builder, module: Projected, place: int) -> int:
-    shape, flat = builder.shape(place), module.directions.flatten(1).to(builder.example.dtype)
-    coordinates = builder.add(Linear(flat, None), builder.add(Reshape((flat.shape[1],)), place))
-    return builder.add(Reshape(shape), builder.add(Linear(flat.T, None), coordinates))
-
-
 def _sorting(builder: _Builder, module: nn.Module, place: int) -> int:
     factor = getattr(module, "_coefficient_lip", None)
     if factor != 1:
@@ -460,7 +454,6 @@ _MODULES: dict[type[nn.Module], Callable[[_Builder, Any, int], int]] = {
     nn.BatchNorm2d: _batch_norm,
     nn.BatchNorm1d: _batch_norm,
     Normalize: _normalize,
-    Projected: _projected,
     nn.ReLU: lambda builder, _, place: _relu(builder, place),
     nn.Flatten: lambda builder, module, place: _flatten(builder, place, module.start_dim, module.end_dim),
     nn.MaxPool2d: lambda builder, m, place: _max_pool(

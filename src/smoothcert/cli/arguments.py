@@ -42,7 +42,7 @@ class ModelArguments:
     std: OptionalFloats = None
     """See --mean; one per channel."""
     denoiser: OptionalText = None
-    """A denoiser in front: gaussian, median, wiener, tv, nl-means, wavelet, or a checkpoint."""
+    """Denoiser in front of the model: tv, nl-means, or a DnCNN checkpoint."""
     unsafe_load: bool = False
     """Allow a model file to run its own code while it is loaded. Only for files you trust."""
 

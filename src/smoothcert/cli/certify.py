@@ -18,7 +18,6 @@ examples:
   smoothcert certify model.onnx cifar10 --sigma 0.25 --radii 0 0.25 0.5 0.75 --known-labels --every 20 --out run
   smoothcert certify timm:resnet50 imagenet --sigma 0.5 --procedure paper --every 100 --out run
   smoothcert certify model.safetensors cifar10 --sigma 0.25 --margin 0.2 --out run             a lead of 0.2 everywhere
-  smoothcert certify model.py:make_model table.npz --sigma 0.1 --procedure wide --out run      few values per input
   smoothcert certify model.safetensors cifar10 --sigma 0.25 --workers 4 --out run
   smoothcert certify model.safetensors cifar10 --sigma 0.25 --engine ray --address auto --out run
 """

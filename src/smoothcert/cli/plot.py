@@ -155,6 +155,9 @@ class Plot:
                 console.print(
                     f"[yellow]notice:[/] {escape(printable(run.path))} is not complete: {done}", soft_wrap=True
                 )
+            if run.retirement is not None:
+                said = f"{escape(printable(run.path))} was {run.retirement}"
+                console.print(f"[yellow]notice:[/] {said}", soft_wrap=True)
         console.print(f"Figure: {escape(printable(self.out))}", soft_wrap=True)
 
     @property

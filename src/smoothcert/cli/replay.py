@@ -60,8 +60,6 @@ class Replay:
     """Test the true class, as when evaluating a test set (grid)."""
     rival: bool = True
     """Use the strongest rival's votes too (grid and planned)."""
-    randomized: bool = False
-    """Take bounds that a random number sharpens (planned)."""
     method: Literal["multinomial", "without-replacement"] = "multinomial"
     """Draw in the recorded proportions, or the recorded votes themselves, each once."""
     every: int = 1
@@ -105,8 +103,6 @@ class Replay:
 
         if self.known_label and (self.procedure != "grid" or truths is None):
             raise ConfigError("A known label needs the grid procedure and --labels.")
-        if self.randomized and self.procedure != "planned":
-            raise ConfigError(f"Only the procedure planned can be `randomized` here, got {self.procedure}.")
         shared: dict[str, Any] = {
             "alpha": self.alpha,
             "n_max": self.n_max,
@@ -119,7 +115,7 @@ class Replay:
                 return lambda i: replace(grid, label=int(truths[i]))
             return lambda _: grid
         one: Procedure[Any] = {
-            "planned": lambda: Planned(randomized=self.randomized, **shared),
+            "planned": lambda: Planned(**shared),
             "paper": lambda: FixedN(alpha=self.alpha, n=self.n_max),
             "predict": lambda: Predict(alpha=self.alpha, n=self.n_max),
             "sequential-predict": lambda: SequentialPredict(alpha=self.alpha, n_max=self.n_max),

@@ -82,6 +82,12 @@ class Show:
         else:
             words = f"class {row['label']}, {_radius(row.get('radius', 0.0))}, without votes"
         console.print(escape(words), soft_wrap=True)
+        _print_notice(console, run)
+
+
+def _print_notice(console: Console, run: Run) -> None:
+    if run.notice:
+        console.print(f"[yellow]notice:[/] {escape(run.notice)}", soft_wrap=True)
 
 
 def _radius(radius: float) -> str:
@@ -119,8 +125,7 @@ def print_run(console: Console, run: Run, radii: Sequence[float]) -> None:
     if run.manifest.kind != "bound":
         table.add_row("draws", _draws(summary))
     console.print(table)
-    if run.notice:
-        console.print(f"[yellow]notice:[/] {escape(run.notice)}", soft_wrap=True)
+    _print_notice(console, run)
     if "certified" in summary:
         console.print(_certified(summary))
     elif summary["rows"]:

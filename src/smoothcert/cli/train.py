@@ -42,8 +42,6 @@ class TrainArguments(TrainSettings):
     """The architecture; by default one that suits the data: lenet, resnet20 or small-cnn."""
     normalize: Annotated[bool | None, tyro.conf.arg(metavar="True|False", help_behavior_hint="")] = None
     """Bring inputs to mean 0 and deviation 1 per channel, inside the network; by default for colour images."""
-    directions: OptionalInt = None
-    """Show the network inputs projected on so many directions, those in which the data is longest."""
     start: OptionalText = None
     """Begin with this MODEL's weights in place of random ones; weights that are not of ours need --arch too."""
     match_weights: MatchBy = "name"
@@ -83,7 +81,6 @@ class TrainArguments(TrainSettings):
             settings,
             architecture=self.arch,
             normalize=self.normalize,
-            directions=self.directions,
             classifier=None if classifier is None else classifier.network,
             classifier_source=None if classifier is None else f"{classifier.source} ({classifier.weights_hash})",
             start=self._start(),

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from smoothcert.checks import check_count
 from smoothcert.cli.arguments import SameArguments
-from smoothcert.errors import VerificationError
+from smoothcert.errors import RetiredProcedureError, VerificationError
 from smoothcert.options import OptionalInt, OptionalPath
 from smoothcert.progress import ProgressBar
 
@@ -28,8 +28,9 @@ _SHOWN = 20
 class Verify(SameArguments):
     """Check runs: every certificate is made anew from its votes, and every hash and checksum compared.
 
-    Exit code 0 if nothing is wrong, 1 otherwise. With --again, some votes are drawn once more with the model and the
-    data, which shows what a run cannot show by itself: that the votes are the model's answers.
+    Exit code 0 if nothing is wrong, 1 if anything is, 7 if only an earlier version has a run's procedure. With --again,
+    some votes are drawn once more with the model and the data, which shows what a run cannot show by itself: that the
+    votes are the model's answers.
     """
 
     paths: Annotated[
@@ -52,7 +53,7 @@ examples:
 """
 
     def run(self, console: Console) -> None:
-        """Check each run; VerificationError if anything is wrong."""
+        """Check each run; VerificationError if anything is wrong, RetiredProcedureError if a run cannot be checked."""
         from smoothcert.runs.verification import verify_run
 
         if self.again is not None:
@@ -65,10 +66,13 @@ examples:
                 self._draw_again(result)
             self._print(console, result)
             found.append(result)
-        wrong = [one for one in found if not one.passed]
+        wrong = [str(one.path) for one in found if one.problems]
         if wrong:
-            raise VerificationError(
-                f"{len(wrong)} of {len(found)} runs failed: {', '.join(str(w.path) for w in wrong)}."
+            raise VerificationError(f"{len(wrong)} of {len(found)} runs failed: {', '.join(wrong)}.")
+        retired = [str(one.path) for one in found if one.retirement is not None]
+        if retired:
+            raise RetiredProcedureError(
+                f"{len(retired)} of {len(found)} runs were not verified: {', '.join(retired)}. Use an earlier version."
             )
 
     def _draw_again(self, result: Verification) -> None:
@@ -91,6 +95,9 @@ examples:
         if self.json:
             content = {**asdict(result), "path": str(result.path), "passed": result.passed}
             sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
+            return
+        if result.retirement is not None:
+            console.print(f"{escape(str(result.path))}: [yellow]not verified[/], {result.retirement}", soft_wrap=True)
             return
         verdict = "[green]nothing wrong[/]" if result.passed else f"[red]{len(result.problems):,} problems[/]"
         console.print(f"{escape(str(result.path))}: {verdict}", soft_wrap=True)

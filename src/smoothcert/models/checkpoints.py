@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from smoothcert.checks import check_count
-from smoothcert.errors import ConfigError, ModelError, SmoothcertError
+from smoothcert.errors import LAST_WITH_RETIRED_PARTS, ModelError, SmoothcertError
 from smoothcert.models.architectures import ALIASES, ARCHITECTURES, build, outline
 from smoothcert.models.classifier import AS_GIVEN, Classifier, affine_words
 from smoothcert.models.hashes import hash_bytes, hash_tensors
-from smoothcert.models.layers import Normalize, Projected, front_projection
+from smoothcert.models.layers import Normalize
 from smoothcert.models.naming import SCHEMES, MatchBy
 from smoothcert.models.sealed import read_safetensors, write_sealed
 from smoothcert.models.weights import (
@@ -54,29 +52,20 @@ class Blueprint:
     classes: tuple[str, ...] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    directions: int | None = None
-    """On how many directions inputs are projected, if they are; the weights say which."""
     sigma: float | None = None
     data: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
 
     def network(self) -> nn.Module:
-        """The network without its weights, behind its normalisation and its projection if it has them."""
+        """The network without its weights, behind its normalisation if it has one."""
         network = _built(self.architecture, self.num_classes, self.input_shape)
         if self.mean is not None and self.std is not None:
             network = nn.Sequential(Normalize(self.mean, self.std), network)
-        if self.directions is not None:
-            some = torch.eye(self.directions, prod(self.input_shape)).unflatten(1, self.input_shape)
-            network = nn.Sequential(Projected(some), network)
         return network
 
     def count_values(self) -> int:
         """How many values the weights of the network are, at least; the network itself is not built."""
-        values = count_values(outline(self.architecture, classes=self.num_classes, input_shape=self.input_shape))
-        if self.directions is None:
-            return values
-        sides = prod(self.input_shape)
-        return values + check_count("directions", self.directions, most=sides) * sides
+        return count_values(outline(self.architecture, classes=self.num_classes, input_shape=self.input_shape))
 
     @property
     def recipe(self) -> str | None:
@@ -90,7 +79,8 @@ class Blueprint:
         if not self.training:
             return None
         settings = {name: value for name, value in self.training.items() if name not in _NOT_DESIGN}
-        parts = [self.architecture, self.num_classes, self.input_shape, self.directions, self.data, settings]
+        # None stands where version 0.1 had the number of projected directions: designs keep their hashes.
+        parts = [self.architecture, self.num_classes, self.input_shape, None, self.data, settings]
         return hash_bytes(json.dumps(parts, sort_keys=True).encode())
 
     @property
@@ -137,14 +127,6 @@ def load_checkpoint(
         raise ModelError(f"{path} holds a network of architecture {blueprint.architecture!r}, not {architecture!r}.")
     network = blueprint.network()
     load_weights(network, weights, str(path))
-    projection = front_projection(network)
-    notes: tuple[str, ...] = ()
-    if projection is not None:
-        notes = (f"sees inputs projected on {projection.count} directions: noise is added to these coordinates",)
-        try:
-            projection.check()
-        except ConfigError as error:
-            raise ModelError(f"{path} is damaged: {error}") from error
     return Classifier(
         network=network.eval(),
         source=str(path),
@@ -157,7 +139,6 @@ def load_checkpoint(
         sigma=blueprint.sigma,
         recipe=blueprint.recipe,
         design=blueprint.design,
-        notes=notes,
     )
 
 
@@ -214,6 +195,11 @@ def _blueprint(path: Path, about: dict[str, Any], weights: Mapping[str, Tensor])
     """What the metadata describes: a network that the weights of the same file can fill."""
     known = {one.name for one in fields(Blueprint)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in about.items()}
+    if given.pop("directions", None) is not None:
+        raise ModelError(
+            f"{path} holds a network behind a projection of its inputs (`--directions`), which this version does not "
+            f"have. Load it with {LAST_WITH_RETIRED_PARTS}."
+        )
     try:
         if set(given) - known:
             raise TypeError(f"unknown {', '.join(sorted(set(given) - known))}")

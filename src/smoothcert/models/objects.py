@@ -16,7 +16,7 @@ from smoothcert.errors import ModelError
 from smoothcert.models.classifier import AS_GIVEN, Classifier, Foreign, affine_words
 from smoothcert.models.estimators import from_estimator, is_estimator
 from smoothcert.models.hashes import hash_tensors
-from smoothcert.models.layers import Normalize, front_projection
+from smoothcert.models.layers import Normalize
 from smoothcert.models.user_files import import_file
 
 
@@ -69,8 +69,7 @@ def from_object(value: Any, source: str | None = None) -> Classifier:
 def _first_layer(module: nn.Module) -> str:
     """What can be seen of a module's normalisation: a layer of ours at its front."""
     while isinstance(module, nn.Sequential) and len(module):
-        behind_projection = front_projection(module) is not None and len(module) > 1
-        module = module[1 if behind_projection else 0]
+        module = module[0]
     if isinstance(module, Normalize):
         return (
             f"the network's first layer: {affine_words(module.mean.flatten().tolist(), module.std.flatten().tolist())}"

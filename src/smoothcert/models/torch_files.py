@@ -1,11 +1,10 @@
-"""PyTorch's own files: weights in .pt and .pth, whole modules behind a flag, TorchScript."""
+"""PyTorch's own files: weights in .pt and .pth, and pickled modules behind a flag."""
 
 from __future__ import annotations
 
 import io
 import pickle
 import re
-import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from smoothcert.files import Limits, read_at_most, zip_fault
 from smoothcert.models.architectures import ALIASES, ARCHITECTURES
 from smoothcert.models.checkpoints import foreign_weights
 from smoothcert.models.classifier import Classifier
-from smoothcert.models.hashes import hash_bytes, hash_tensors
+from smoothcert.models.hashes import hash_tensors
 from smoothcert.models.naming import MatchBy
 
 UNSAFE = (
@@ -72,10 +71,13 @@ def load_torch_file(
     match_by: MatchBy = "name",
     unsafe: bool,
 ) -> Classifier:
-    """A TorchScript module, or weights for an architecture of ours, or, if `unsafe`, a pickled module."""
+    """Weights for one of our architectures or, if `unsafe`, a pickled module."""
     content = read_whole(path)
     if _is_torchscript(content):
-        return _torchscript(path, content)
+        raise ModelError(
+            f"{path} is a TorchScript module, which is not supported. Export the model with torch.export.save (.pt2) "
+            "or torch.onnx.export (.onnx) instead."
+        )
     found = _unpickled(path, content, unsafe)
     if isinstance(found, nn.Module):
         return Classifier(
@@ -98,16 +100,6 @@ def _is_torchscript(content: bytes) -> bool:
         return False
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return any(name.endswith("/constants.pkl") for name in archive.namelist())
-
-
-def _torchscript(path: Path, content: bytes) -> Classifier:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch would rather have us use torch.export
-            module = torch.jit.load(io.BytesIO(content), map_location="cpu")
-    except Exception as error:  # torch raises many kinds here
-        raise ModelError(f"Expected a TorchScript module in {path}: {first_line(error)}") from error
-    return Classifier(network=module.eval(), source=str(path), kind="torchscript", weights_hash=hash_bytes(content))
 
 
 def _unpickled(path: Path, content: bytes, unsafe: bool) -> Any:

@@ -31,13 +31,14 @@ class Claim:
 def claims(run_: Run, on_row: Callable[[], None] | None = None) -> list[Claim]:
     """The claims of a run's rows: of the recorded ones and of those that the votes give, the weaker ones.
 
-    Rows without votes, from a log of other code, are taken as they are. `on_row` is told of every row done; without
-    it, what takes long shows its progress on a terminal.
+    Rows without votes, from a log of other code, and rows of a retired procedure are taken as they are. `on_row` is
+    called after every row; without it, what takes long shows its progress on a terminal.
     """
     if on_row is None:
         with ProgressBar("recomputing from the votes", len(run_.rows)) as bar:
             return claims(run_, bar.advance)
-    conclude = _conclusions(run_.sigma) if run_.has_votes else None
+    recomputed = run_.has_votes and run_.retirement is None
+    conclude = _conclusions(run_.sigma) if recomputed else None
     found = []
     for row, result in zip(run_.rows, run_.certificates, strict=True):
         recorded = Claim(row.get("label"), float(row.get("radius", 0.0)))

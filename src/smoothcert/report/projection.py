@@ -47,10 +47,8 @@ def settled_votes(run: Run) -> SettledVotes:
     name = run.manifest.values["procedure"].get("name")
     if run.predicts or name not in _PROCEDURES:
         raise ConfigError(
-            f"{run.path} was made by {name}, which "
-            f"{'draws from another noise' if name == 'Wide' else 'stops when it has seen enough'}: its votes cannot be "
-            "projected. "
-            "Needed is a run of `smoothcert certify --procedure paper` or `planned`, or a file of votes."
+            f"The votes of {run.path} cannot be projected: {name} does not draw a fixed number for its bounds. Give a "
+            "run of `smoothcert certify --procedure paper` or `planned`, or a file of votes."
         )
     if not run.rows:
         raise ConfigError(f"Expected rows in {run.path}, there are none yet.")

@@ -27,6 +27,7 @@ from smoothcert.report.naming import run_names
 from smoothcert.report.tables import best_per_column
 from smoothcert.runs.directory import Run
 from smoothcert.runs.journal import Row
+from smoothcert.runs.retired import current_settings
 from smoothcert.runs.scope import certified_margin, inputs_in_words, is_decided, radii_tested
 from smoothcert.runs.summary import default_radii
 from smoothcert.stats.accuracy import (
@@ -280,7 +281,7 @@ def _group(run: Run) -> str:
     values = run.manifest.values
     plan, data = values.get("plan", {}), values["data"]
     way = (values["kind"], plan.get("precision"), plan.get("executed"), values.get("known_labels"), values.get("noise"))
-    settings = (values["sigma"], values["alpha"], values["procedure"])
+    settings = (values["sigma"], values["alpha"], current_settings(values["procedure"]))
     model = values["model"]
     if model.get("design") is not None:  # trainings that differ only in their seed may be averaged
         model = {name: model.get(name) for name in ("kind", "num_classes", "input_shape", "design")}
@@ -354,6 +355,8 @@ def _notes(runs: Sequence[Run], rho: float | None, bound: str, legend: str) -> l
     for run in runs:
         if not run.complete:
             notes.append(f"{run.path} is not complete: {len(run.rows):,} of {len(run.manifest.indices):,} inputs.")
+        if run.retirement is not None:
+            notes.append(f"{run.path} was {run.retirement}. Its radii are as recorded, not recomputed.")
         if run.errors:
             notes.append(f"{len(run.errors):,} inputs of {run.path} failed; they count as not certified.")
     return notes

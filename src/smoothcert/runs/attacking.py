@@ -7,7 +7,7 @@ import hashlib
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from smoothcert.attacks.access import attacked as attacking
 from smoothcert.attacks.access import check_differentiable
 from smoothcert.attacks.foolbox_attacks import attack_base, load_foolbox, smallest
-from smoothcert.attacks.on_smoothed import SMOOTHED_ATTACKS, Target
+from smoothcert.attacks.on_smoothed import SMOOTHED_ATTACKS, SmoothedAttack, Target
 from smoothcert.data.dataset import Dataset
 from smoothcert.data.selection import select_indices
 from smoothcert.errors import ConfigError, InputError, ModelError
@@ -92,7 +92,7 @@ class AttackTask(Task):
     sigma: float
     num_classes: int
     key: str
-    attacks: tuple[str, ...]
+    attacks: Mapping[str, SmoothedAttack]
     factors: tuple[float, ...]
     procedure: SequentialPredict
     clip: bool
@@ -151,7 +151,8 @@ class AttackWorker(Worker):
         start = torch.from_numpy(x).to(self._task.device)
         target = Target(judge.model, start, label, self._task.sigma)
         generator = _generator(self._task.key, index, attack, factor)
-        point = SMOOTHED_ATTACKS[attack]()(target, factor * radius, generator, clip=self._task.clip).cpu().numpy()
+        search = self._task.attacks[attack]
+        point = search(target, factor * radius, generator, clip=self._task.clip).cpu().numpy()
         found = judge.predict(point, self._task.procedure)
         norm = float(np.linalg.norm((point.astype(np.float64) - x.astype(np.float64)).ravel()))
         row: Row = {"attack": attack, "factor": factor, "norm": norm, **result_row(found)}
@@ -260,7 +261,7 @@ def _job(
         sigma=attacked.sigma,
         num_classes=values["model"]["num_classes"],
         key=key,
-        attacks=tuple(settings.attacks),
+        attacks={name: SMOOTHED_ATTACKS[name](precision=settings.precision) for name in settings.attacks},
         factors=tuple(float(one) for one in settings.factor),
         procedure=procedure,
         clip=settings.clip,
@@ -273,6 +274,7 @@ def _job(
         "procedure": describe(procedure),
         "known_labels": False,
         "attacks": list(task.attacks),
+        "attack_settings": {name: asdict(attack) for name, attack in task.attacks.items()},
         "factors": list(task.factors),
         "clip": settings.clip,
         "attacked": _attacked(attacked),

@@ -16,11 +16,11 @@ from smoothcert.lock import Lock
 from smoothcert.records import Certificate, Prediction
 from smoothcert.runs.journal import Journal, Row, read_lines
 from smoothcert.runs.manifest import FILE, Manifest, differences, read_manifest
+from smoothcert.runs.retired import retirement
 from smoothcert.runs.rows import row_result
 
 if TYPE_CHECKING:
     import pandas
-    import polars
 
 ROWS = {
     "certify": "certificates.jsonl",
@@ -64,6 +64,11 @@ class Run:
     def has_votes(self) -> bool:
         """True if the rows rest on votes that are in the run; logs have none, deterministic bounds need none."""
         return self.manifest.kind in ("certify", "predict", "attack")
+
+    @property
+    def retirement(self) -> str | None:
+        """Which version verifies the run, if its procedure is one that this version does not have."""
+        return retirement(self.manifest.values["procedure"])
 
     @property
     def sigma(self) -> float:
@@ -113,19 +118,12 @@ class Run:
             raise MissingExtraError("pandas", "pandas") from error
         return pandas.DataFrame(self.table())
 
-    def to_polars(self) -> polars.DataFrame:
-        """`table` as a data frame of polars."""
-        try:
-            import polars
-        except ImportError as error:
-            raise MissingExtraError("polars", "polars") from error
-        return polars.DataFrame(self.table())
-
 
 def open_run(path: str | Path) -> Run:
     """The run in a directory, for reading; it may still be under way.
 
-    ResumeError if the manifest or a row is damaged. A last line that is cut off is left out, and `notice` says so.
+    ResumeError if the manifest or a row is damaged. `notice` says if a last line that is cut off was left out, and if
+    the run's procedure is one that this version does not have.
     """
     folder = Path(path)
     manifest = read_manifest(folder)
@@ -133,7 +131,8 @@ def open_run(path: str | Path) -> Run:
         raise ResumeError(f"Expected a run of a kind known here in {folder}, got {manifest.kind!r}.")
     rows, _, notice = read_lines(folder / ROWS[manifest.kind], manifest.run_id)
     _check_rows(folder, manifest, rows)
-    return Run(folder, manifest, rows, notice)
+    notices = filter(None, (notice, retirement(manifest.values["procedure"])))
+    return Run(folder, manifest, rows, "; ".join(notices) or None)
 
 
 def _check_rows(folder: Path, manifest: Manifest, rows: Sequence[Row]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from smoothcert.records import Bounds, Certificate, Prediction, Votes
+from smoothcert.runs.retired import current_settings
 
 Row = dict[str, Any]
 
@@ -24,7 +25,7 @@ def row_result(row: Row, manifest: Mapping[str, Any]) -> Certificate | Predictio
     if "stages" not in row:
         return None
     classes = manifest["model"]["num_classes"]
-    procedure = dict(manifest["procedure"])
+    procedure = current_settings(manifest["procedure"])
     if manifest.get("known_labels"):
         procedure["label"] = row["true"]
     common: dict[str, Any] = {
@@ -49,11 +50,11 @@ def _sparse(votes: Votes) -> Row:
     for name in ("invalid", "ties"):
         if getattr(votes, name):
             row[name] = getattr(votes, name)
-    return row if votes.coin is None else {**row, "coin": votes.coin}
+    return row
 
 
 def _dense(row: Row, classes: int) -> Votes:
     counts = [0] * classes
     for name, count in row["votes"].items():
         counts[int(name)] = count
-    return Votes.of(counts, row.get("invalid", 0), row.get("ties", 0), row.get("coin"))
+    return Votes.of(counts, row.get("invalid", 0), row.get("ties", 0))

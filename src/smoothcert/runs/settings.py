@@ -111,10 +111,9 @@ class RunSettings(EngineSettings):
 class CertifySettings(RunSettings):
     """Settings of a run that certifies."""
 
-    procedure: Literal["auto", "planned", "wide", "grid", "paper"] = "auto"
-    """planned: as large a radius as the draws allow; wide: the same, by draws from a wider noise where a trial promises
-    more, as it does if votes are unanimous and inputs have few values; grid: which of --radii hold; paper: CERTIFY with
-    n-max draws; auto: grid where radii are given, else planned."""
+    procedure: Literal["auto", "planned", "grid", "paper"] = "auto"
+    """planned: as large a radius as the draws allow; grid: which of --radii hold; paper: CERTIFY with n-max draws.
+    auto: grid where radii are given, else planned."""
     radii: Floats = ()
     """Radii to decide upon; far fewer draws than finding one radius per input."""
     effort: Effort = "balanced"
@@ -122,14 +121,9 @@ class CertifySettings(RunSettings):
     must promise (balanced: 2e-6); for grid, the draws that one more certified radius is worth (balanced: 1e6)."""
     rival: bool = True
     """Use the strongest rival's votes too, which certifies more where classes are many."""
-    randomized: bool = False
-    """For planned and wide: bounds that a random number sharpens, at the same alpha; they certify more where votes
-    are nearly unanimous, and follow from the votes and that number, which is recorded."""
     margin: float = 0.0
     """Certify the radius within which the class leads every other class by at least this much in probability (from 0 to
-    below 1), so that perturbations cannot force predictions to abstain. For planned, grid and paper."""
-    width: OptionalFloat = None
-    """For wide: the draws' noise over the smoothing's; by default one that suits unanimous votes."""
+    below 1), so that perturbations cannot force predictions to abstain."""
     known_labels: bool = False
     """Test each input's true class straight away, to evaluate a test set at --radii."""
 
@@ -138,26 +132,17 @@ class CertifySettings(RunSettings):
         from smoothcert.stats.grid import Grid
         from smoothcert.stats.planned import Planned
         from smoothcert.stats.procedures import FixedN
-        from smoothcert.stats.wide import Wide
 
         name = ("grid" if self.radii else "planned") if self.procedure == "auto" else self.procedure
         if (name == "grid") != bool(self.radii):
             raise ConfigError("Expected `radii` with the procedure grid, and with no other.")
         if self.known_labels and name != "grid":
             raise ConfigError("Known labels are for the procedure grid: give `radii`.")
-        if self.width is not None and name != "wide":
-            raise ConfigError("A `width` is for the procedure wide, and for no other.")
-        if self.randomized and name not in ("planned", "wide"):
-            raise ConfigError(f"Only the procedures planned and wide can be `randomized`, got {name}.")
-        if self.margin != 0 and name == "wide":
-            raise ConfigError("The procedure wide certifies no `margin`: use planned, grid or paper.")
         if name == "paper":
             return FixedN(alpha=self.alpha, n=self.n_max, margin=self.margin)
         common: dict[str, Any] = {"alpha": self.alpha, "n_max": self.n_max, "effort": self.effort, "rival": self.rival}
         if name == "planned":
-            return Planned(randomized=self.randomized, margin=self.margin, **common)
-        if name == "wide":
-            return Wide(width=self.width, randomized=self.randomized, **common)
+            return Planned(margin=self.margin, **common)
         radii = tuple(float(radius) for radius in self.radii)
         return Grid(radii=radii, sigma=self.sigma, margin=self.margin, **common)
 
@@ -236,6 +221,9 @@ class AttackSettings(EngineSettings):
     """Most draws of the judge per attempt."""
     clip: bool = False
     """Keep perturbed inputs in [0, 1]; certified balls are not, so that attacks may leave it too."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Numeric precision of the search for perturbations. bf16 is faster on hardware that supports it. The judge always
+    runs the network in fp32."""
     seed: OptionalInt = None
     """Same seed, same attacks. By default a fresh key from the operating system, recorded in the run."""
     device: OptionalText = None
@@ -246,6 +234,7 @@ class AttackSettings(EngineSettings):
         check_alpha(self.alpha)
         check_count("n_max", self.n_max)
         _check_names("attacks", self.attacks, ("paper", "strong", "ddn", "abstain"))
+        check_choice("precision", self.precision, ("fp32", "bf16"))
         positive = all(0 < one < float("inf") for one in self.factor)
         if not self.factor or not positive or len(set(self.factor)) < len(self.factor):
             raise ConfigError(f"Expected `factor` to be different finite numbers > 0, got {self.factor!r}.")

@@ -20,6 +20,7 @@ from smoothcert.models.spec import ModelSpec
 from smoothcert.runs.directory import Run, Writer
 from smoothcert.runs.driver import Job, OnRows, OnStart, drive, first_readable, shared_values
 from smoothcert.runs.manifest import Manifest
+from smoothcert.runs.retired import retired_settings
 from smoothcert.runs.rows import Row, result_row
 from smoothcert.runs.settings import RunSettings
 from smoothcert.runs.work import OnDraws, Task, Worker
@@ -168,7 +169,7 @@ def _job(
         kind=settings.kind,
         sigma=settings.sigma,
         noise=settings.noise,
-        procedure=smoothed.settled(settings.make_procedure(), shape),
+        procedure=settings.make_procedure(),
         tests_true_labels=settings.tests_true_labels,
         num_classes=classes,
         key=key,
@@ -183,7 +184,7 @@ def _job(
     )
     described = _describe(task, settings)
     if old is not None:
-        described["procedure"] = known_settings(task.procedure, old["procedure"])
+        described["procedure"] = known_settings(task.procedure, old["procedure"]) | retired_settings(old["procedure"])
     if old and settings.seed is None:
         described["seed"] = old["seed"]  # as its key is the run's
     values = shared_values(classifier, classes, data, indices, chunk, task.device, settings)

@@ -21,17 +21,14 @@ from smoothcert.noise import NOISES
 from smoothcert.records import Bounds, Certificate, Prediction, Votes, exact_decimal
 from smoothcert.runs.directory import Run, open_run
 from smoothcert.runs.journal import Row
+from smoothcert.runs.retired import current_settings
 from smoothcert.runs.rows import row_result
 from smoothcert.runs.scope import inputs_in_words
 from smoothcert.stats.grid import Grid
 from smoothcert.stats.planned import Planned
-from smoothcert.stats.procedures import FixedN, Predict, Running, SequentialPredict, question
-from smoothcert.stats.wide import Wide
-from smoothcert.streams import Stream, parse_key
+from smoothcert.stats.procedures import FixedN, Predict, Running, SequentialPredict
 
-PROCEDURES: dict[str, type[Any]] = {
-    one.__name__: one for one in (FixedN, Planned, Wide, Grid, Predict, SequentialPredict)
-}
+PROCEDURES: dict[str, type[Any]] = {one.__name__: one for one in (FixedN, Planned, Grid, Predict, SequentialPredict)}
 _SLACK = 1e-9  # the other formula's own rounding, far below any digit that is shown
 
 
@@ -57,13 +54,15 @@ class Verification:
     """Which inputs of the data the rows are about."""
     recomputed: int = 0
     drawn_again: int = 0
+    retirement: str | None = None
+    """Which version verifies the run, if this one does not have its procedure: then nothing was recomputed."""
     problems: list[Problem] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """True when nothing was found wrong."""
-        return not self.problems
+        """True when the run was checked and nothing was found wrong."""
+        return not self.problems and self.retirement is None
 
 
 def verify_run(path: Path, on_row: Callable[[int, int], None] = lambda _done, _total: None) -> Verification:
@@ -75,6 +74,9 @@ def verify_run(path: Path, on_row: Callable[[int, int], None] = lambda _done, _t
         found.problems.append(Problem(0, str(error)))
         return found
     found.kind, found.rows, found.inputs = run.manifest.kind, len(run.rows), inputs_in_words(run)
+    found.retirement = run.retirement
+    if found.retirement is not None:
+        return found
     found.problems += _whole_run(run)
     for line, row in enumerate(run.rows, start=1):
         problems = list(_row_problems(row, run.manifest.values))
@@ -112,7 +114,7 @@ def _whole_run(run: Run) -> Iterator[Problem]:
 
 def procedure_of(values: Mapping[str, Any], label: int | None = None) -> Any:
     """The procedure that a manifest describes, for an input whose class is known if `label` is given."""
-    settings = dict(values["procedure"])
+    settings = current_settings(values["procedure"])
     name = settings.pop("name")
     if name not in PROCEDURES:
         raise ConfigError(f"there is none called {name!r}")
@@ -199,10 +201,7 @@ def _vote_problems(stages: Any, classes: Any) -> Iterator[str]:
     for number, stage in enumerate(stages, start=1):
         votes = stage["votes"]
         strange = [name for name in votes if not (name.isdecimal() and classes and int(name) < classes)]
-        coin = stage.get("coin")
-        if coin is not None and not (_is_number(coin) and 0 <= coin <= 1):
-            yield f"the coin of stage {number} cannot be"
-        elif strange or not all(_is_count(one) for one in (*votes.values(), *(stage.get(k, 0) for k in _EXTRA))):
+        if strange or not all(_is_count(one) for one in (*votes.values(), *(stage.get(k, 0) for k in _EXTRA))):
             yield f"the votes of stage {number} cannot be"
         elif sum(votes.values()) + stage.get("invalid", 0) != stage.get("n"):
             yield f"the votes of stage {number} do not sum to its {stage.get('n')} draws"
@@ -227,27 +226,16 @@ def _recomputed_problems(row: Row, values: Mapping[str, Any]) -> Iterator[str]:
     try:
         result = row_result(row, values)
         label = row["true"] if values.get("known_labels") else None
-        procedure = procedure_of(values, label)
-        running = _rerun(procedure, result.stages)
-        coins = list(_coin_problems(result, question(procedure) if values.get("streams", 1) > 1 else ""))
+        running = _rerun(procedure_of(values, label), result.stages)
     except (SmoothcertError, ValueError, TypeError, KeyError, IndexError) as error:
         yield f"its votes are not those of its procedure: {error}"
         return
-    yield from coins
     if isinstance(result, Prediction):
         decision = running.conclusion
         claimed = {"label": decision.label, "p_value": decision.p_value, "reason": decision.reason}
         yield from _differences(row, claimed, _tolerance(values))
         return
     yield from _certificate_problems(row, result, running.conclusion, _tolerance(values))
-
-
-def _coin_problems(result: Certificate | Prediction, asked: str) -> Iterator[str]:
-    """Coins follow from the key: whoever could choose them could choose radii."""
-    for number, votes in enumerate(result.stages):
-        stream = Stream(parse_key(result.key), result.input_id, number, asked)
-        if votes.coin is not None and votes.coin != stream.coin:
-            yield f"the coin of stage {number + 1} is {votes.coin!r}, which the run's key does not give"
 
 
 def _rerun(procedure: Any, stages: Sequence[Votes]) -> Running[Any]:
@@ -295,45 +283,24 @@ def _certificate_problems(row: Row, result: Certificate, bounds: Bounds, toleran
 def _other_arithmetic(result: Certificate, bounds: Bounds, radius: float) -> Iterator[str]:
     """The bound and the radius by other formulas than the ones they were made with."""
     depth = bounds.separation
-    wide = depth is not None and result.procedure["name"] == Wide.__name__
     tests_radii = result.procedure["name"] == Grid.__name__
     if not tests_radii:
         votes = result.stages[-1]
         failures = votes.n - votes.counts[bounds.label]
-        if _tail(votes, failures, bounds.q_a_upper) > result.alpha * (1 + _SLACK):
+        if bdtr(failures, votes.n, bounds.q_a_upper) > result.alpha * (1 + _SLACK):
             yield f"its bound {bounds.q_a_upper!r} is too good for {failures:,} failures in {votes.n:,} draws"
     if depth is None:
         depth = -(ndtri(bounds.q_a_upper) + ndtri(bounds.p_b_upper)) / 2
-    too_deep = wide and _cones(bounds, depth, result.procedure["dimension"] - 1) > 1 + _SLACK
-    if result.margin and not tests_radii:
-        too_deep = depth > _largest_depth(bounds, depth, result.margin) + _SLACK
+    has_lead = bool(result.margin) and not tests_radii
+    too_deep = has_lead and depth > _largest_depth(bounds, depth, result.margin) + _SLACK
     if too_deep or radius > result.sigma * depth * (1 + _SLACK):
         yield f"its radius {radius!r} is more than its bounds allow"
-
-
-def _tail(votes: Votes, failures: int, q: float) -> float:
-    """How likely so few failures are if each draw fails with probability q; as few, by the coin, where there is one."""
-    at_most = float(bdtr(failures, votes.n, q))
-    fewer = float(bdtr(failures - 1, votes.n, q)) if failures else 0.0
-    return at_most if votes.coin is None else fewer + votes.coin * (at_most - fewer)
 
 
 def _largest_depth(bounds: Bounds, depth: float, margin: float) -> float:
     """How far A can be pushed down until it leads by the margin a rival that `depth` has pushed up."""
     rival = ndtr(ndtri(bounds.p_b_upper) + depth)
     return float(-ndtri(bounds.q_a_upper) - ndtri(min(rival + margin, 1.0)))
-
-
-def _cones(bounds: Bounds, depth: float, freedom: int) -> float:
-    """What noise about a point `depth` away gives to two cones in its direction that hold as much as A lacks and B has.
-
-    Draws that have no preferred direction, however far they go, cannot tell that wrong answers do not lie just there.
-    """
-    if not freedom:  # on a line a cone is a half of it
-        return 0.0
-    from scipy.stats import nct, t
-
-    return float(sum(nct.sf(t.isf(q, freedom), freedom, depth) for q in (bounds.q_a_upper, bounds.p_b_upper)))
 
 
 def _unchecked(run: Run) -> Iterator[str]:
@@ -352,7 +319,4 @@ def _unchecked(run: Run) -> Iterator[str]:
         yield f"{len(run.errors):,} inputs that failed: they have no result"
     if without < len(run.rows):
         yield "that the votes are the model's answers: give --again to draw some of them once more"
-    values = run.manifest.values["procedure"].get("dimension")
-    if values is not None:
-        yield f"that answers depend on no more than {values:,} values, on which radii rest: --again looks at the model"
     yield "that the true classes are right, and that nobody chose among several runs, or inputs, by their results"

@@ -73,36 +73,6 @@ def clopper_pearson_upper(k: npt.ArrayLike, n: npt.ArrayLike, alpha: npt.ArrayLi
     return bound if bound.ndim else float(bound)
 
 
-def randomized_upper(k: npt.ArrayLike, n: npt.ArrayLike, alpha: npt.ArrayLike, coin: npt.ArrayLike) -> Floats:
-    """Clopper–Pearson's upper bound without what it gives away because counts are whole numbers; arrays broadcast.
-
-    With probability at least 1 − alpha over the draws and the coin, p is at most this, if `coin` is uniform on [0, 1]
-    and independent of the draws. Stevens 1950; for randomized smoothing Voráček 2024. It is the p at which
-    P(X < k) + coin·P(X = k) = alpha, so it lies between the bounds of k − 1 and of k successes. Coins below √alpha
-    are taken for √alpha: none would make the bound 0, and no more than the part √alpha of the gain is lost.
-
-    >>> randomized_upper(0, 100_000, 0.001, 0.5) < clopper_pearson_upper(0, 100_000, 0.001)
-    True
-    """
-    ks, ns, alphas = _check(k, n, alpha)
-    ks, ns, alphas, coins = np.broadcast_arrays(ks, ns, alphas, np.asarray(coin, np.float64))
-    if not np.all((coins >= 0) & (coins <= 1)):
-        raise ConfigError(f"Expected `coin` in [0, 1], got {coin!r}.")
-    coins = np.maximum(coins, np.sqrt(alphas))
-    k_whole, n_whole = ks.astype(np.int64), ns.astype(np.int64)
-    # Of no success the probability is (1 − p)^n, and coin·(1 − p)^n = alpha is Clopper and Pearson's for alpha/coin.
-    most = np.asarray(clopper_pearson_upper(k_whole, n_whole, np.where(ks == 0, alphas / coins, alphas)))
-    least = np.asarray(clopper_pearson_upper(np.maximum(k_whole - 1, 0), n_whole, alphas))
-    inner = (ks > 0) & (ks < ns)
-    a, b = np.where(inner, ks, 1.0), np.where(inner, ns - ks, 1.0)
-
-    def tail(p: Array) -> Array:
-        return np.asarray((1 - coins) * betaincc(a, b + 1, p) + coins * betaincc(a + 1, b, p))
-
-    bound = np.where(inner, np.minimum(_halved(tail, most, least, alphas) * OUTWARD, most), most)
-    return bound if bound.ndim else float(bound)
-
-
 def clopper_pearson_lower(k: npt.ArrayLike, n: npt.ArrayLike, alpha: npt.ArrayLike) -> Floats:
     """Clopper–Pearson's lower confidence bound on p from k successes in n draws; arrays broadcast.
 

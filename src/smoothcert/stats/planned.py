@@ -14,7 +14,7 @@ from smoothcert.checks import check_alpha, check_count, check_margin
 from smoothcert.records import Bounds, Votes
 from smoothcert.stats.bounds import clopper_pearson_upper
 from smoothcert.stats.grid import effort_value
-from smoothcert.stats.procedures import Draws, check_enough_draws, fixed_bounds
+from smoothcert.stats.procedures import check_enough_draws, fixed_bounds
 from smoothcert.stats.radii import margin_radius
 
 PILOTS = (100, 1_000)
@@ -37,16 +37,6 @@ class _Choice:
     runner_up: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What the pilots have settled, with their votes: the class, how many draws count, whether the rival is bounded."""
-
-    label: int
-    n: int
-    runner_up: bool
-    pilot: Votes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """Plan, then certify: a pilot tells how many draws are worth it, and fresh ones give the radius.
@@ -59,7 +49,6 @@ class Planned:
         n_max: the most draws for the bound; the pilots of 100 and 1,000 come on top.
         rival: bound the strongest rival as well (`FixedN`'s runner_up) where the pilot finds that better.
         effort: "quick", "balanced" or "full", or the radius, in units of sigma, that one more draw must promise.
-        randomized: take the bound that a random number sharpens (`randomized_upper`); plans are made without it.
         margin: certify the radius within which the class leads every other class by at least this much in probability
             (`margin_radius`). Plans are made for that radius.
     """
@@ -68,7 +57,6 @@ class Planned:
     n_max: int = 100_000
     rival: bool = True
     effort: str | float = "balanced"
-    randomized: bool = False
     margin: float = 0.0
 
     def __post_init__(self) -> None:
@@ -80,30 +68,20 @@ class Planned:
 
     def __call__(self) -> Generator[int, Votes, Bounds]:
         """Ask for the pilots and, if there is hope, for the draws that count."""
-        settled = yield from self.pilots()
-        if settled is None:
-            return Bounds(None, reason="futile")
-        return (yield from self.certified(settled))
-
-    def certified(self, settled: Settled) -> Generator[int, Votes, Bounds]:
-        """Ask for the draws that count; the bounds that they give."""
-        votes = yield Draws(settled.n, coin=self.randomized)
-        return fixed_bounds(votes, settled.label, self.alpha, runner_up=settled.runner_up, margin=self.margin)
-
-    def pilots(self) -> Generator[int, Votes, Settled | None]:
-        """Ask for the pilots, and settle what they are for; None if there is no hope."""
         pilot = yield PILOTS[0]
         label = pilot.leader
         if label is None or self._plan(pilot, label, hope=_HOPE).n == 0:
-            return None
+            return Bounds(None, reason="futile")
         pilot = pilot + (yield PILOTS[1])
         label = pilot.leader
         if label is None or self._plan(pilot, label, hope=_HOPE).n == 0:
-            return None
+            return Bounds(None, reason="futile")
         # Half the posterior lies on either side: the plan for the likely case, and never for nothing.
         choice = self._plan(pilot, label, hope=0.5)
-        choice = choice if choice.n else self._plan(pilot, label, hope=_HOPE)
-        return Settled(label, choice.n, choice.runner_up, pilot)
+        if choice.n == 0:
+            choice = self._plan(pilot, label, hope=_HOPE)
+        votes = yield choice.n
+        return fixed_bounds(votes, label, self.alpha, runner_up=choice.runner_up, margin=self.margin)
 
     def _plan(self, pilot: Votes, label: int, *, hope: float) -> _Choice:
         """The number of draws and kind of bound with the best promise, were p_A at this quantile of its posterior."""

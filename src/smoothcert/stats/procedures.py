@@ -20,27 +20,10 @@ from scipy.special import ndtr, ndtri
 from smoothcert.checks import check_alpha, check_count, check_margin
 from smoothcert.errors import ConfigError
 from smoothcert.records import Bounds, Decision, Votes
-from smoothcert.stats.bounds import binomial_p_value, clopper_pearson_upper, randomized_upper
+from smoothcert.stats.bounds import binomial_p_value, clopper_pearson_upper
 from smoothcert.stats.radii import margin_radius
 
 Conclusion = TypeVar("Conclusion", covariant=True)
-
-
-class Draws(int):
-    """A number of draws, with what else a procedure may say of them.
-
-    They are to be made from a noise `width` times as wide as the one that smooths; with `coin`, their votes are to come
-    with a number that is uniform on [0, 1] and independent of them and of all else.
-    """
-
-    width: float
-    coin: bool
-
-    def __new__(cls, n: int, width: float = 1.0, *, coin: bool = False) -> Draws:
-        """So many draws of this width, with a coin or without."""
-        draws = super().__new__(cls, n)
-        draws.width, draws.coin = width, coin
-        return draws
 
 
 class Procedure(Protocol[Conclusion]):
@@ -59,7 +42,7 @@ class Procedure(Protocol[Conclusion]):
 class Running(Generic[Conclusion]):
     """A procedure under way: `wanted` draws are asked for next, until it has `finished` with its `conclusion`."""
 
-    wanted: Draws
+    wanted: int
     conclusion: Conclusion
 
     def __init__(self, procedure: Procedure[Conclusion]) -> None:
@@ -72,35 +55,21 @@ class Running(Generic[Conclusion]):
         """Answer with the votes of as many fresh draws as are wanted."""
         if votes.n != self.wanted:
             raise ValueError(f"stage {len(self.stages)} asked for {self.wanted} draws and was given {votes.n}")
-        if self.wanted.coin != (votes.coin is not None):
-            asked = "a coin" if self.wanted.coin else "no coin"
-            raise ValueError(f"stage {len(self.stages)} asked for {asked} and was given {votes.coin}")
         self.stages.append(votes)
         self._advance(votes)
 
     def _advance(self, votes: Votes | None) -> None:
         try:
-            wanted = next(self._steps) if votes is None else self._steps.send(votes)
-            self.wanted = wanted if isinstance(wanted, Draws) else Draws(wanted)
+            self.wanted = int(next(self._steps) if votes is None else self._steps.send(votes))
         except StopIteration as stop:
-            self.wanted, self.finished, self.conclusion = Draws(0), True, stop.value
+            self.wanted, self.finished, self.conclusion = 0, True, stop.value
 
 
-def run(
-    procedure: Procedure[Conclusion],
-    draw: Callable[[int, Draws], Votes],
-    coin: Callable[[], float] | None = None,
-) -> tuple[Conclusion, tuple[Votes, ...]]:
-    """Drive `procedure` with `draw(stage, n)`; return its conclusion and the votes of every stage.
-
-    Procedures may ask for numbers that are uniform on [0, 1]: they are from `coin`, or without it from `draw`.
-    """
+def run(procedure: Procedure[Conclusion], draw: Callable[[int, int], Votes]) -> tuple[Conclusion, tuple[Votes, ...]]:
+    """Drive `procedure` with `draw(stage, n)`; return its conclusion and the votes of every stage."""
     running = Running(procedure)
     while not running.finished:
-        votes = draw(len(running.stages), running.wanted)
-        if running.wanted.coin and coin is not None:
-            votes = replace(votes, coin=coin())
-        running.give(votes)
+        running.give(draw(len(running.stages), running.wanted))
     return running.conclusion, tuple(running.stages)
 
 
@@ -161,19 +130,13 @@ def _check_draws(n: int, alpha: float, least: int, claim: str = "") -> None:
 def fixed_bounds(votes: Votes, label: int, alpha: float, *, runner_up: bool, margin: float = 0.0) -> Bounds:
     """Bounds for a class that was settled before these votes were drawn, as was whether the rival is bounded too.
 
-    With probability at least 1 − alpha, they hold. Votes that come with a coin have the bounds that it sharpens; one
-    coin does for both, as each of the two bounds by itself holds with probability 1 − alpha/2. With a `margin`, the
-    separation is the radius over σ within which the class leads by that much whenever the bounds hold.
+    With probability at least 1 − alpha, they hold. With a `margin`, the separation is the radius over σ within which
+    the class leads by that much whenever the bounds hold.
     """
     level = alpha / 2 if runner_up else alpha
-
-    def upper(count: int) -> float:
-        if votes.coin is None:
-            return float(clopper_pearson_upper(count, votes.n, level))
-        return float(randomized_upper(count, votes.n, level, votes.coin))
-
-    q_a = upper(votes.n - votes.counts[label])
-    p_b = min(upper(votes.rival(label)), q_a) if runner_up else q_a
+    q_a = p_b = float(clopper_pearson_upper(votes.n - votes.counts[label], votes.n, level))
+    if runner_up:
+        p_b = min(float(clopper_pearson_upper(votes.rival(label), votes.n, level)), q_a)
     if margin == 0:
         return Bounds(label, q_a, p_b)
     return Bounds(label, q_a, p_b, separation=float(margin_radius(q_a, p_b, sigma=1.0, margin=margin)))

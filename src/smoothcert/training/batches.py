@@ -98,14 +98,3 @@ class Batches:
     def _requests(self, first: int) -> Iterator[Request]:
         for step in count(first):
             yield step // self.per_epoch, self.rows(step)[self.places(step)].tolist()
-
-
-def as_dataset(images: Tensor, labels: Tensor, name: str = "tensors") -> ArrayData:
-    """Images [N, *D] in [0, 1] and labels [N] as a data set."""
-    if not images.is_floating_point() or images.ndim < 2 or len(images) == 0:
-        raise InputError(f"Expected floating-point images in [0, 1], got {images.dtype} {tuple(images.shape)}.")
-    if labels.shape != (len(images),):
-        raise InputError(f"Expected {len(images)} labels, one per image, got shape {tuple(labels.shape)}.")
-    if labels.is_floating_point():
-        raise InputError(f"Expected whole-number labels, got {labels.dtype}.")
-    return ArrayData(images.numpy().astype(np.float32), labels.numpy().astype(np.int64), None, name)

@@ -35,17 +35,21 @@ def _head(record: dict[str, Any]) -> list[str]:
         "| | |",
         "|---|---|",
         f"| architecture | {record['architecture']} |",
-        *([f"| sees | inputs projected on {record['directions']} directions |"] if record.get("directions") else []),
         *([f"| in front of | {_cell(record['classifier'])} |"] if record["classifier"] else []),
         *([f"| began as | {_cell(record['start'])} |"] if record.get("start") else []),
         f"| data | {_cell(record['data']['name'])}, {record['data']['inputs']:,} inputs |",
-        f"| recipe | {recipe['name']} ({RECIPES[recipe['name']].paper}) |",
+        f"| recipe | {_recipe(recipe['name'])} |",
         *([f"| its settings | {', '.join(f'{name} = {value}' for name, value in own.items())} |"] if own else []),
         f"| epochs | {settings['epochs']}, batches of {settings['batch_size']} |",
         f"| learning rate | {settings['learning_rate']:g}, {settings['schedule']} |",
         f"| seed | {settings['seed']} |",
         "",
     ]
+
+
+def _recipe(name: str) -> str:
+    """The recipe with its paper; its name alone if only an earlier version had it."""
+    return f"{name} ({RECIPES[name].paper})" if name in RECIPES else name
 
 
 def _cell(text: str) -> str:

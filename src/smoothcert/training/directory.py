@@ -27,10 +27,17 @@ import torch
 from torch import nn
 
 from smoothcert import __version__
-from smoothcert.checks import check_count
 from smoothcert.data.dataset import Dataset
 from smoothcert.data.names import source_and_split
-from smoothcert.errors import ConfigError, InputError, ModelError, OutputError, ResumeError, SmoothcertError
+from smoothcert.errors import (
+    LAST_WITH_RETIRED_PARTS,
+    ConfigError,
+    InputError,
+    ModelError,
+    OutputError,
+    ResumeError,
+    SmoothcertError,
+)
 from smoothcert.files import prepare_folder, replacing
 from smoothcert.lock import Lock
 from smoothcert.models.architectures import ALIASES, ARCHITECTURES
@@ -38,12 +45,11 @@ from smoothcert.models.checkpoints import WEIGHTS_FILE, Blueprint, read_blueprin
 from smoothcert.models.classifier import Classifier
 from smoothcert.models.contract import evaluating
 from smoothcert.models.dncnn import DnCNN, save_dncnn
-from smoothcert.models.layers import Normalize, Projected, front_projection, principal_directions
+from smoothcert.models.layers import Normalize
 from smoothcert.models.sealed import read_safetensors, write_sealed
 from smoothcert.models.weights import load_weights
 from smoothcert.sampling import pick_device
 from smoothcert.signals import deferring
-from smoothcert.stats.wide import MOST_VALUES
 from smoothcert.training.card import CARD, write_card
 from smoothcert.training.engine import Engine, make_engine
 from smoothcert.training.evaluation import accuracies_of
@@ -71,8 +77,6 @@ class Plan:
     classifier_source: str | None = None
     start: Classifier | None = None
     """A classifier of this architecture whose weights the training begins with, in place of random ones."""
-    directions: int | None = None
-    """On how many directions inputs are projected, those in which the data is longest; by default they are not."""
 
     def network(self) -> nn.Module:
         """The network before the training."""
@@ -81,13 +85,8 @@ class Plan:
             channels = self.data.shape[0]
             return nn.Sequential(seeded(lambda: DnCNN(channels), seed), self.classifier)
         network = seeded(self.blueprint().network, seed)
-        projection = front_projection(network)
-        if projection is not None:
-            projection.directions.copy_(self._directions)
         if self.start is not None:
-            projected_later = projection is not None and front_projection(self.start.network) is None
-            begun = network[1] if projected_later else network
-            load_weights(begun, self.start.network.state_dict(), self.start.source)
+            load_weights(network, self.start.network.state_dict(), self.start.source)
         return network
 
     def blueprint(self, training: dict[str, Any] | None = None) -> Blueprint:
@@ -102,7 +101,6 @@ class Plan:
             classes=self.data.classes,
             mean=mean,
             std=std,
-            directions=self.directions,
             sigma=self.settings.sigma,
             data=self.data.name,
             training=training or {},
@@ -120,13 +118,6 @@ class Plan:
             return _IMAGENET_SCALING
         return _channel_statistics(self.data)
 
-    @cached_property
-    def _directions(self) -> torch.Tensor:
-        """What inputs are projected on: as in the starting network, or the directions in which the data is longest."""
-        projection = None if self.start is None else front_projection(self.start.network)
-        projection = projection or Projected(_principal(self.data, self.directions))
-        return projection.directions
-
     def describe(self) -> dict[str, Any]:
         """What a training that goes on must have in common with the one that began."""
         recipe = parse_recipe(self.settings.recipe)
@@ -134,7 +125,6 @@ class Plan:
             "format": _FORMAT,
             "architecture": self.architecture,
             "normalize": self.normalize,
-            "directions": self.directions,
             "classifier": self.classifier_source,
             "start": None if self.start is None else f"{self.start.source} ({self.start.weights_hash})",
             "settings": {**asdict(self.settings), "recipe": {"name": recipe.name, **asdict(recipe)}},
@@ -151,7 +141,6 @@ def make_plan(
     classifier: nn.Module | None = None,
     classifier_source: str | None = None,
     start: Classifier | None = None,
-    directions: int | None = None,
 ) -> Plan:
     """What is to be trained, checked; ConfigError, InputError or ModelError for what cannot be."""
     settings.check()
@@ -165,8 +154,6 @@ def make_plan(
     if start is not None and normalize is not None:
         raise ConfigError("A network that is trained further keeps its own normalisation: drop `normalize`.")
     if wants_classifier:
-        if directions is not None:
-            raise ConfigError("A denoiser sees all of an input: drop `directions`.")
         _check_denoiser(data, settings, architecture, classifier)
         return Plan(
             architecture=DENOISER,
@@ -186,18 +173,12 @@ def make_plan(
     scaled = data.shape[0] == 3 and len(data.shape) == 3 if normalize is None else normalize
     if start is not None:
         scaled = _scaling_in(start.network)[0] is not None
-    if directions is not None:
-        _check_directions(directions, prod(data.shape))
-    projection = None if start is None else front_projection(start.network)
-    if projection is not None and directions is not None:
-        raise ConfigError("A network that is trained further sees what it saw before: drop `directions`.")
     plan = Plan(
         architecture=ALIASES.get(name, name),
         data=data,
         settings=settings,
         normalize=scaled,
         start=start,
-        directions=directions if projection is None else projection.count,
     )
     plan.network()  # says now what does not fit
     return plan
@@ -222,8 +203,6 @@ def _first_line(error: Exception) -> str:
 
 def _scaling_in(network: nn.Module) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     """Mean and standard deviation by which the first layer of a network normalises, if it does."""
-    if front_projection(network) is not None:
-        network = network[1]
     first = network[0] if isinstance(network, nn.Sequential) else network
     if not isinstance(first, Normalize):
         return None, None
@@ -234,7 +213,7 @@ def _channel_statistics(data: Dataset) -> tuple[tuple[float, ...], tuple[float, 
     """Mean and standard deviation of each channel, to four digits."""
     axes = (0, *range(2, len(data.shape) + 1))
     total, squares, count = 0.0, 0.0, 0
-    for values in _values(data, 100_000):
+    for values in _values(data):
         total, squares = total + values.sum(axes), squares + np.square(values).sum(axes)
         count += values.size // values.shape[1]
     mean = total / count
@@ -242,24 +221,9 @@ def _channel_statistics(data: Dataset) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(np.round(mean, 4).tolist()), tuple(np.round(std, 4).tolist())
 
 
-def _check_directions(directions: int, size: int) -> None:
-    check_count("directions", directions, most=size)
-    if size > MOST_VALUES:
-        raise ConfigError(
-            f"Expected inputs of at most {MOST_VALUES:,} values for `directions`, of which all products of two are "
-            f"taken, got {size:,}."
-        )
-
-
-def _principal(data: Dataset, count: int) -> torch.Tensor:
-    """The directions [count, *D] in which the data is longest, by up to 10,000 inputs."""
-    inputs = np.concatenate([values.astype(np.float32) for values in _values(data, 10_000)])
-    return principal_directions(torch.from_numpy(inputs), count)
-
-
-def _values(data: Dataset, most: int) -> Iterator[npt.NDArray[np.float64]]:
-    """All inputs as numbers, part by part, or 10,000 of them spread evenly where there are more than `most`."""
-    rows = np.arange(len(data)) if len(data) <= most else np.linspace(0, len(data) - 1, 10_000).astype(int)
+def _values(data: Dataset) -> Iterator[npt.NDArray[np.float64]]:
+    """All inputs as numbers, part by part, or 10,000 of them spread evenly where there are more than 100,000."""
+    rows = np.arange(len(data)) if len(data) <= 100_000 else np.linspace(0, len(data) - 1, 10_000).astype(int)
     at_once = max(1, min(1000, 2**24 // prod(data.shape)))  # at most 128 MiB as float64
     for part in np.array_split(rows, -(-len(rows) // at_once)):
         batch = data.batch(part.tolist())
@@ -348,6 +312,11 @@ def _record(plan: Plan, out: Path, engine: Engine, *, resume: bool) -> tuple[Pla
         plan = replace(plan, settings=replace(plan.settings, seed=seed))
     described = json.loads(json.dumps(plan.describe()))
     if old is not None:
+        if old.get("directions") is not None:
+            raise ResumeError(
+                f"The training in {out} is behind a projection of its inputs (`--directions`), which this version does "
+                f"not have. Resume it with {LAST_WITH_RETIRED_PARTS}."
+            )
         for name, value in described.items():
             if old.get(name) != value:
                 raise ResumeError(_difference(out, name, old.get(name), value))

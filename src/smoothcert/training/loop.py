@@ -79,7 +79,6 @@ class Trainer:
         self.progress = Progress()
         self.recipe.begin(model)
         self._seed = seed
-        self._remembered = torch.full((self.batches.count,), self.recipe.remembers or 0.0, device=self.engine.device)
         self._forward = torch.compile(model) if settings.compile else model
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.SGD(
@@ -119,11 +118,10 @@ class Trainer:
 
     def _step(self) -> None:
         step, engine = self.progress.step, self.engine
-        rows = self.batches.rows(step).to(engine.device)
-        total, own = len(rows), self.batches.places(step).to(engine.device)
+        total, own = len(self.batches.rows(step)), self.batches.places(step).to(engine.device)
         x, y = self.batches.get(step)
         generator = generator_for(self._seed, "noise", step, engine.device)
-        draws = Draws(self.settings.sigma, generator, own, total, self._remembered[rows[own]])
+        draws = Draws(self.settings.sigma, generator, own, total)
         strength = self.recipe.strength(self.epoch, self.settings.epochs)
         if step and strength != self.recipe.strength((step - 1) / self.batches.per_epoch, self.settings.epochs):
             self.progress.first_loss = math.nan  # another loss from here on: what is high must be seen anew
@@ -136,9 +134,6 @@ class Trainer:
             group["lr"] = self.settings.rate(self.epoch)
         self._optimizer.step()
         self._update_average()
-        if self.recipe.remembers is not None:
-            parts = torch.zeros(total, device=engine.device).index_copy(0, own, draws.remembered)
-            self._remembered[rows] = engine.add_up(parts)  # each process knows its own part
         self._sums += torch.stack([values.detach().sum(), accuracy.sum(), accuracy.new_tensor(len(y))])
 
     def _update_average(self) -> None:
@@ -191,8 +186,6 @@ class Trainer:
             if buffer is not None:
                 tensors[f"momentum.{number}"] = buffer
         tensors.update({f"average.{number}": one for number, one in enumerate(self._average or ())})
-        if self.recipe.remembers is not None:
-            tensors["remembered"] = self._remembered
         tensors["sums"] = self.engine.add_up(self._sums.clone())
         return tensors, {name: value for name, value in vars(self.progress).items() if value == value}
 
@@ -207,8 +200,6 @@ class Trainer:
                 self._optimizer.state[parameter]["momentum_buffer"] = buffer
         if self._average is not None:
             self._average = [tensors[f"average.{n}"].to(device, copy=True) for n in range(len(self._average))]
-        if self.recipe.remembers is not None:
-            self._remembered = tensors["remembered"].to(device, copy=True)
         # What all processes had summed goes to the first one, or it would count more than once.
         self._sums = tensors["sums"].to(device, copy=True) * (self.engine.rank == 0)
         self.progress = Progress(**progress)

@@ -31,8 +31,8 @@ class TrainSettings:
     sigma: float
     """Noise level, in units of pixels in [0, 1]; 0 trains an undefended network."""
     recipe: str = "gaussian"
-    """gaussian, stability, smoothadv, macer, consistency, smoothmix, cat-rs, adaptive or denoiser, and for
-    deterministic certificates lipschitz-margin or dual; with settings after a colon: consistency:weight=5,copies=4."""
+    """gaussian, stability, smoothadv, macer, consistency, smoothmix, cat-rs or denoiser, and for deterministic
+    certificates lipschitz-margin or dual; with settings after a colon: consistency:weight=5,copies=4."""
     epochs: int = 90
     """How often every training input is seen."""
     batch_size: int = 256

@@ -12,7 +12,7 @@ from smoothcert.report.page.html import Html, element, join, safe
 from smoothcert.report.page.runs import Shown
 
 _MOST_INDICES, _MORE = 40, "…"
-_PROCEDURES = {"FixedN": "paper", "Predict": "paper", "Wide": "wide"}
+_PROCEDURES = {"FixedN": "paper", "Predict": "paper"}
 
 
 def verify_command(shown: Shown) -> str:
@@ -54,9 +54,8 @@ def _statistics(values: Mapping[str, Any]) -> list[str]:
         words += ["--radii", *(exact_decimal(radius) for radius in settings["radii"])]
     switches = {"known-labels": "known_labels", "secure": "secure", "allow-random": "allow_random"}
     words += [f"--{flag}" for flag, name in switches.items() if values.get(name)]
-    words += _flags(margin=settings.get("margin") or None, width=settings.get("width"))
+    words += _flags(margin=settings.get("margin") or None)
     words += ["--no-rival"] if settings.get("rival") is False else []
-    words += ["--randomized"] if settings.get("randomized") else []
     return words + _flags(seed=values.get("seed"))
 
 

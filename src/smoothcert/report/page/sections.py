@@ -177,6 +177,8 @@ def unanswered_table(shown: Shown) -> Html:
 
 def repeating(shown: Shown) -> Html:
     """How to make a run again, and how to check it."""
+    if shown.run.retirement is not None:
+        return element("section", element("h3", shown.name), element("p", f"This run was {shown.run.retirement}."))
     return element(
         "section",
         element("h3", shown.name),

@@ -21,16 +21,15 @@ _METHODS = {
 
 
 def procedure_in_words(shown: Shown) -> str:
-    """How the claims were come to."""
+    """How the claims were derived."""
+    if shown.run.retirement is not None:
+        return shown.run.retirement
     settings = shown.values["procedure"]
     most = f"{settings.get('n_max', settings.get('n', 0)):,}"
     words = {
         "FixedN": "the paper's CERTIFY, {n0} draws to choose the class and {most} fresh ones to bound its probability",
         "Planned": "Planned, pilots that choose the class and the number of draws, and at most {most} fresh ones to "
         "bound it",
-        "Wide": "Wide, pilots that choose the class and the number of draws, and at most {most} fresh ones to bound "
-        "it, where a trial promises more so from a noise {width} times as wide as the one that smooths; answers depend "
-        "on {dimension} values",
         "Grid": "Grid, which of {radii} given radii hold for {whom}, in at most {most} draws",
         "Predict": "the paper's PREDICT, {most} draws and a test of the leader against the second",
         "SequentialPredict": "SequentialPredict, the leader as soon as it is clear, in at most {most} draws",
@@ -43,10 +42,7 @@ def procedure_in_words(shown: Shown) -> str:
         n0=settings.get("n0"),
         radii=len(settings.get("radii", ())),
         whom=whom,
-        width=settings.get("width"),
-        dimension=settings.get("dimension"),
     )
-    text += ", with bounds that a random number sharpens" if settings.get("randomized") else ""
     text = text or str(settings["name"])
     margin = margin_in_words(shown.run)
     return f"{text}; {margin}" if margin else text
@@ -131,6 +127,12 @@ _RESERVATIONS: tuple[tuple[Callable[[Shown], object], str, str], ...] = (
         "was recomputed; α and σ are what the person who imported them said.",
     ),
     (
+        lambda shown: shown.run.retirement is not None,
+        "Retired procedures.",
+        "Some runs were recorded by a procedure that this version does not have. Their claims are shown as recorded: "
+        "nothing about them was recomputed.",
+    ),
+    (
         lambda shown: shown.values.get("known_labels"),
         "Known labels.",
         "Where only the true class was tested, an input that is not certified may have a certificate for another "
@@ -147,12 +149,11 @@ _RESERVATIONS: tuple[tuple[Callable[[Shown], object], str, str], ...] = (
 def guaranteed(runs: Sequence[Shown]) -> list[Html]:
     """What holds, and with which probability."""
     alphas = " or ".join(alpha_text(alpha) for alpha in sorted({shown.values["alpha"] for shown in runs}))
-    coins = any(shown.values["procedure"].get("randomized") for shown in runs)
-    chance = "the random noise, and the random number where there is one, drawn" if coins else "the random noise drawn"
     points = [
         (
             "With high probability.",
-            f"What is said about an input is false with probability at most {alphas}, over {chance} for it.",
+            f"What is said about an input is false with probability at most {alphas}, over the random noise drawn for "
+            "it.",
         )
     ]
     if all(shown.deterministic for shown in runs):

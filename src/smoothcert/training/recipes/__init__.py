@@ -8,7 +8,6 @@ from typing import Any, get_type_hints
 
 from smoothcert.config import convert
 from smoothcert.errors import ConfigError
-from smoothcert.training.recipes.adaptive import Adaptive
 from smoothcert.training.recipes.base import Draws, Losses, Recipe
 from smoothcert.training.recipes.cat_rs import CatRs
 from smoothcert.training.recipes.consistency import Consistency
@@ -33,7 +32,6 @@ RECIPES: dict[str, type[Recipe]] = {
         Consistency,
         SmoothMix,
         CatRs,
-        Adaptive,
         Denoiser,
         LipschitzMargin,
         Dual,

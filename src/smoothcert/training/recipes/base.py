@@ -28,20 +28,8 @@ class Draws:
     noise as one.
     """
 
-    remembered: Tensor
-    """What a recipe that remembers left of these inputs [B] when it last saw them; what it puts here, it will find."""
-
-    def __init__(
-        self,
-        sigma: float,
-        generator: torch.Generator,
-        places: Tensor,
-        total: int,
-        remembered: Tensor | None = None,
-    ) -> None:
+    def __init__(self, sigma: float, generator: torch.Generator, places: Tensor, total: int) -> None:
         self.sigma = sigma
-        if remembered is not None:
-            self.remembered = remembered
         self._generator, self._places, self._whole = generator, places, len(places) == total
         self._total = total
 
@@ -69,11 +57,6 @@ class Recipe(ABC):
     @abstractmethod
     def losses(self, model: nn.Module, x: Tensor, y: Tensor, draws: Draws, strength: float) -> Losses:
         """The losses of inputs x [B, *D] with labels y [B]; `strength` grows from 0 to 1 as the recipe warms up."""
-
-    @property
-    def remembers(self) -> float | None:
-        """What it is at first, if the recipe remembers a number of each training input from one epoch to the next."""
-        return None
 
     def begin(self, model: nn.Module) -> None:
         """Put `model` into the mode it is trained in."""
