@@ -75,6 +75,10 @@ class Recipe(ABC):
         """What it is at first, if the recipe remembers a number of each training input from one epoch to the next."""
         return None
 
+    def rough_seconds(self, model: nn.Module, x: Tensor) -> float:  # noqa: ARG002 - recipes that take long look at them
+        """A rough estimate of the time that a training input takes, before any is trained on; 0 if it is short."""
+        return 0.0
+
     def begin(self, model: nn.Module) -> None:
         """Put `model` into the mode it is trained in."""
         model.train()
