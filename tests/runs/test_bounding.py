@@ -358,5 +358,5 @@ def test_a_run_far_beyond_its_limit_is_refused_before_anything_is_written(tmp_pa
     monkeypatch.setattr(bounding, "rough_seconds", lambda *_: 1e6)
     with pytest.raises(TimeLimitError, match="days for 11 inputs"):
         bound(tmp_path / "run")
-    assert not rows_path(tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "run.json").exists()
     assert len(bound(tmp_path / "run", time_limit=1e5).rows) == 11
