@@ -62,7 +62,7 @@ class RelaxedNetwork:
         for kind in slopes:
             found = largest_radius(_Margins(self.quick, x.float(), labels, kind), first, least=radii.to(first))
             exact = _Margins(self.exact, x.double(), labels, kind, remember=False)
-            # Each kind is confirmed before the next is searched: a radius that float64 rejects must not rule out others.
+            # Confirmed before the next kind is searched: a radius that float64 rejects must not rule out others.
             radii = torch.maximum(radii, confirmed(exact, torch.where(found > radii, found, 0.0)))
         return labels, of_numbers_only(x, radii)
 
