@@ -436,13 +436,13 @@ class _Session:
             while trainer.progress.step < trainer.steps:
                 looked = trainer.advance()
                 limit.advance(self.plan.settings.batch_size)
-                if self._agreed(limit.exceeded, looked):
-                    self._save()
-                    raise limit.error()
                 if looked and on_progress is not None:
                     on_progress(trainer.progress, trainer)
                 if trainer.progress.step % trainer.batches.per_epoch == 0:
                     self._end_epoch()
+                if self._agreed(limit.exceeded, looked) and trainer.progress.step < trainer.steps:
+                    self._save()
+                    raise limit.error()
                 if self._agreed(pending.number is not None, looked) and trainer.progress.step < trainer.steps:
                     self._save()
                     pending.number = pending.number or signal.SIGTERM  # another process was asked to end
