@@ -10,7 +10,7 @@ import smoothcert
 SOURCE = Path(smoothcert.__file__).parent
 STOREYS = [
     {"errors"},
-    {"allocator", "checks", "files", "folders", "lock", "options", "signals"},
+    {"allocator", "checks", "files", "folders", "lock", "options", "signals", "time_limit"},
     {"records", "streams", "_grid_kernel"},
     {"stats"},
     {"noise"},

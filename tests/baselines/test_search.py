@@ -191,11 +191,34 @@ def test_nothing_unconfirmed_is_ever_returned():
 def test_the_better_of_both_slopes_is_taken_for_each_input():
     differ = 0
     for case in tiny_cases(2):
-        same, adaptive, both = (METHODS[name](case.model, case.inputs)[1] for name in ("same", "adaptive", "both"))
+        found = [METHODS[name](case.model, case.inputs)[1] for name in ("same", "adaptive", "both")]
+        same, adaptive, both = (radii.clamp_max(1e3) for radii in found)  # larger ones end where float32 does
         best = torch.maximum(same, adaptive)
         assert ((both >= best * (1 - 2e-3)) & (both <= best * (1 + 2e-3))).all()
         differ += int((same != adaptive).sum())
     assert differ > 10  # of 32
+
+
+@pytest.mark.parametrize("rejected", ["adaptive", "same"])
+@pytest.mark.parametrize("order", [("adaptive", "same"), ("same", "adaptive")])
+def test_slopes_that_float64_does_not_confirm_leave_the_radius_of_the_others(monkeypatch, rejected, order):
+    """Including where the rejected slopes have the larger radius in float32."""
+    real = search.confirmed
+
+    def rejecting(margin: search._Margins, found: Tensor) -> Tensor:
+        return real(margin, 0 * found if margin._slopes == rejected else found)
+
+    other = "same" if rejected == "adaptive" else "adaptive"
+    worse = 0
+    for case in tiny_cases(2):
+        relaxed = RelaxedNetwork.of(case.model, tuple(case.inputs.shape[1:]))
+        best, expected = (relaxed.radii(case.inputs, (kind,))[1] for kind in (rejected, other))
+        worse += int((expected < 0.99 * best).sum())
+        with monkeypatch.context() as patch:
+            patch.setattr(search, "confirmed", rejecting)
+            _, radii = relaxed.radii(case.inputs, order)
+        torch.testing.assert_close(radii, expected, rtol=2e-3, atol=0)
+    assert worse > 3
 
 
 def test_what_is_certified_cannot_be_much_more_by_the_same_bounds():

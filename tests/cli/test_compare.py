@@ -299,6 +299,8 @@ def test_a_training_that_fails_is_named(commands, own, tmp_path, capsys):
         (["--n-max", "0"], 2, "`n_max`"),
         (["--n-max", "5"], 2, "can never certify"),
         (["--jobs", "0"], 2, "`jobs`"),
+        (["--time-limit", "0"], 2, "`time_limit`"),
+        (["--recipes", "dual", "--time-limit", "1e-12"], 2, "for 24 training inputs, more than the time limit"),
         (["--batch-size", "0"], 2, "`batch_size`"),
         (["--learning-rate", "-1"], 2, "`learning_rate`"),
         (["--sigmas", "0"], 2, "`sigma`"),
@@ -317,6 +319,13 @@ def test_mistakes_are_one_line_and_start_nothing(commands, own, tmp_path, capsys
     assert err.count("\n") == 1
     assert commands == []
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("hours", [0.5, float("inf")])
+def test_the_commands_of_a_job_have_its_time_limit(tmp_path, hours):
+    bound = {"data": "digits", "method": "dual", "time_limit": hours}
+    job = jobs.Job(tmp_path / "net", {"data": "digits", "sigma": 0.0, "time_limit": hours}, [], [bound])
+    assert [_parse(command).time_limit for command in job.commands()] == [hours, hours]
 
 
 def test_settings_come_from_a_file_too(commands, own, tmp_path, capsys):

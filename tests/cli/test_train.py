@@ -123,6 +123,9 @@ def test_a_training_that_is_complete_is_said_again(capsys, net):
         (["--arch", "lenet"], "(1, 8, 8)"),
         (["--size", "9"], "size"),
         (["--save-every", "nan"], "`save_every`"),
+        (["--time-limit", "0"], "`time_limit`"),
+        (["--time-limit", "nan"], "`time_limit`"),
+        (["--recipe", "dual", "--time-limit", "1e-12"], "more than the time limit of 1e-12 h"),
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(capsys, tmp_path, flags, said):

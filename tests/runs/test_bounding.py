@@ -1,7 +1,9 @@
 """Runs of deterministic bounds: a class and a radius for each input, by no chance at all."""
 
+import itertools
 import shutil
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,9 +19,11 @@ from smoothcert.errors import ConfigError, InputError, MissingExtraError, ModelC
 from smoothcert.models.architectures import mlp
 from smoothcert.models.spec import ModelSpec
 from smoothcert.report.claims import claims
+from smoothcert.runs import bounding
 from smoothcert.runs.directory import TIMES
 from smoothcert.runs.redrawing import draw_again
 from smoothcert.runs.verification import verify_run
+from smoothcert.time_limit import TimeLimit, TimeLimitError
 from smoothcert.training.loop import seeded
 
 METHODS = ("lipschitz", "dual", "crown")  # auto_LiRPA is tested with a stand-in
@@ -330,3 +334,29 @@ def test_without_auto_lirpa_it_says_what_to_install_and_writes_nothing(tmp_path,
     with pytest.raises(MissingExtraError):
         bound(tmp_path / "run", method="auto-lirpa")
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- time limit ----------------------------------------------------------------------------------------------------
+
+
+def ticking(monkeypatch, seconds):
+    """A clock that moves by so many seconds whenever it is read."""
+    times = itertools.count(0.0, seconds)
+    monkeypatch.setattr(bounding, "TimeLimit", partial(TimeLimit, clock=lambda: next(times)))
+
+
+def test_a_run_beyond_its_limit_stops_after_its_first_inputs_and_can_be_resumed(whole, tmp_path, monkeypatch):
+    ticking(monkeypatch, 4e5)  # per batch of 4
+    with pytest.raises(TimeLimitError, match="days for 11 inputs, more than the time limit of 24 h"):
+        bound(tmp_path / "run")
+    assert 0 < len(runs.open(tmp_path / "run").rows) < 11
+    bound(tmp_path / "run", resume=True, time_limit=float("inf"))
+    assert rows_path(tmp_path / "run").read_bytes() == rows_path(whole).read_bytes()
+
+
+def test_a_run_far_beyond_its_limit_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounding, "rough_seconds", lambda *_: 1e6)
+    with pytest.raises(TimeLimitError, match="days for 11 inputs"):
+        bound(tmp_path / "run")
+    assert not (tmp_path / "run" / "run.json").exists()
+    assert len(bound(tmp_path / "run", time_limit=1e5).rows) == 11

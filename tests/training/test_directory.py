@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from smoothcert.models.checkpoints import read_blueprint
 from smoothcert.models.dncnn import load_dncnn
 from smoothcert.models.layers import Normalize
 from smoothcert.models.sealed import read_safetensors, write_sealed
+from smoothcert.time_limit import TimeLimit, TimeLimitError
 from smoothcert.training import directory
 from smoothcert.training.directory import make_plan, run_training
 from smoothcert.training.recipes import RECIPES
@@ -533,3 +535,43 @@ def test_a_compiled_network_is_trained_alike(few, tmp_path, recipe):
         found.append(read_safetensors(out / "model.safetensors")[0])
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-3, atol=1e-4)
+
+
+# ---- time limit ----------------------------------------------------------------------------------------------------
+
+
+def test_a_training_beyond_its_limit_stops_with_its_state_saved_and_can_be_resumed(few, tmp_path, monkeypatch):
+    plan = make_plan(few, settings(epochs=3, batch_size=50))
+    run_training(plan, tmp_path / "whole")
+    times, told = count(0.0, 5 * 3600.0), []  # for each step, of two per epoch
+    monkeypatch.setattr(directory, "TimeLimit", partial(TimeLimit, clock=lambda: next(times)))
+    with pytest.raises(TimeLimitError, match="about 30 h for 300 training inputs, more than the time limit of 24 h"):
+        run_training(plan, tmp_path / "net", on_estimate=told.append)
+    assert told == ["About 30 h for 300 training inputs."]
+    assert "model.safetensors" not in names(tmp_path / "net")
+    with pytest.raises(TimeLimitError):  # the rest is too long for this limit as well
+        run_training(plan, tmp_path / "net", resume=True, time_limit=10.0)
+    run_training(plan, tmp_path / "net", resume=True, time_limit=float("inf"))
+    logs = [(tmp_path / one / "log.jsonl").read_text("utf-8") for one in ("net", "whole")]
+    assert [[json.loads(line)["epoch"] for line in log.splitlines()] for log in logs] == [[1, 2, 3]] * 2
+    found, expected = (read_safetensors(tmp_path / one / "model.safetensors")[0] for one in ("net", "whole"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_training_within_its_limit_is_not_stopped(few, tmp_path, monkeypatch):
+    times = count(0.0, 2400.0)  # 20 h in all
+    monkeypatch.setattr(directory, "TimeLimit", partial(TimeLimit, clock=lambda: next(times)))
+    run_training(make_plan(few, settings(epochs=3, batch_size=10)), tmp_path / "net")
+    assert "model.safetensors" in names(tmp_path / "net")
+
+
+def test_a_training_far_beyond_its_limit_is_refused_before_anything_is_written(few, tmp_path, monkeypatch):
+    monkeypatch.setattr("smoothcert.training.recipes.dual.seconds_per_pass", lambda *_: 1800.0)
+    plan = make_plan(few, settings(epochs=3, recipe="dual", sigma=0.0))
+    with pytest.raises(TimeLimitError, match="about 12 days for 300 training inputs"):
+        run_training(plan, tmp_path / "net")
+    assert not (tmp_path / "net").exists()
+    directory.check_time(plan, TimeLimit(80.0))  # the estimate, an hour for each input, may be four times too high
+    with pytest.raises(TimeLimitError):
+        directory.check_time(plan, TimeLimit(70.0))

@@ -58,15 +58,12 @@ class RelaxedNetwork:
         """
         labels = self.reading.answers(x)
         first = self._first_radius(x.float(), labels)
-        found, best = torch.zeros_like(first), torch.zeros_like(labels)
-        for number, kind in enumerate(slopes):
-            larger = largest_radius(_Margins(self.quick, x.float(), labels, kind), first, least=found)
-            best[larger > found] = number
-            found = torch.maximum(found, larger)
-        radii = torch.zeros_like(found, dtype=torch.float64)
-        for number, kind in enumerate(slopes):
+        radii = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        for kind in slopes:
+            found = largest_radius(_Margins(self.quick, x.float(), labels, kind), first, least=radii.to(first))
             exact = _Margins(self.exact, x.double(), labels, kind, remember=False)
-            radii += confirmed(exact, torch.where(best == number, found, 0.0))
+            # Confirmed before the next kind is searched: a radius that float64 rejects must not rule out others.
+            radii = torch.maximum(radii, confirmed(exact, torch.where(found > radii, found, 0.0)))
         return labels, of_numbers_only(x, radii)
 
     def _first_radius(self, x: Tensor, labels: Tensor) -> Tensor:

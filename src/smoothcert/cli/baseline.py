@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from smoothcert.cli.arguments import DataArguments, ModelArguments
-from smoothcert.cli.run_command import OutArguments, finish
+from smoothcert.cli.run_command import OutArguments, finish, tell
 from smoothcert.options import OptionalPath
 from smoothcert.runs.settings import BoundSettings
 
@@ -69,4 +69,5 @@ class Baseline(OutArguments, ModelArguments, DataArguments, BoundSettings):
                 indices=self.select(data).tolist(),
                 on_start=watch.start,
                 on_rows=watch.rows,
+                on_estimate=tell,
             )

@@ -18,6 +18,7 @@ from smoothcert.cli.train import TrainArguments
 from smoothcert.errors import ConfigError
 from smoothcert.options import Floats, OptionalFloats, OptionalInt, OptionalPath, OptionalText
 from smoothcert.runs.settings import CertifySettings
+from smoothcert.time_limit import DEFAULT_HOURS, TimeLimit, check_hours
 
 if TYPE_CHECKING:
     from smoothcert.runs.directory import Run
@@ -97,6 +98,9 @@ class Compare:
     """With --setting: most draws per input."""
     jobs: int = 1
     """With --setting: trainings side by side."""
+    time_limit: float = DEFAULT_HOURS
+    """With --setting: hours that each training and each deterministic run may take, by an estimate from its first
+    part; longer ones are refused. inf: no limit."""
     config: OptionalPath = None
     """TOML file with any of these settings; flags win over it."""
 
@@ -129,6 +133,7 @@ examples:
             return
         for name in ("epochs", "batch_size", "every", "n_max", "jobs"):
             check_count(name, getattr(self, name))
+        check_hours(self.time_limit)
         if self.first is not None:
             check_count("first", self.first)
         for name in ("sigmas", "recipes"):
@@ -140,11 +145,13 @@ examples:
 
     def _worked_off(self, setting: Setting) -> list[Path]:
         """The runs of a comparison, after they were made."""
+        from smoothcert.training.directory import check_time
+
         jobs = self._jobs(setting)
         for job in jobs:  # says now what cannot be trained
             arguments = TrainArguments(**job.train)
             arguments.check()
-            arguments.plan()
+            check_time(arguments.plan(), TimeLimit(self.time_limit))
         with ending_on_signals():
             run_jobs(jobs, self.out, workers=self.jobs)
         return [path for job in jobs for path in job.runs]
@@ -159,7 +166,7 @@ examples:
             jobs.append(Job(self.out / f"smoothed_{job_name(sigma, 'gaussian', 0)}", train, [run]))
         for recipe in self.recipes or setting.recipes:
             train = self._training(data, self.arch or setting.architecture, 0.0, recipe)
-            bound = {**common, "method": setting.method}
+            bound = {**common, "method": setting.method, "time_limit": self.time_limit}
             jobs.append(Job(self.out / f"bounded_{job_name(0.0, recipe, 0)}", train, [], [bound]))
         return jobs
 
@@ -174,6 +181,7 @@ examples:
                 epochs=self.epochs,
                 learning_rate=self.learning_rate,
                 batch_size=self.batch_size,
+                time_limit=self.time_limit,
                 seed=0,
             )
         )
@@ -213,4 +221,5 @@ _FOR_SETTINGS = (
     "first",
     "n_max",
     "jobs",
+    "time_limit",
 )

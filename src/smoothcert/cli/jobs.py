@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,6 +26,13 @@ def job_name(sigma: float, recipe: str, seed: int) -> str:
 def _short(number: float) -> str:
     """A number in as few digits as tell it from all others."""
     return repr(float(number)).removesuffix(".0")
+
+
+def _toml(value: Any) -> str:
+    """A setting as TOML writes it, which is JSON but for infinity."""
+    if value == math.inf:
+        return "inf"
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ class Job:
         config.parent.mkdir(parents=True, exist_ok=True)
         given = {key: value for key, value in settings.items() if value is not None}
         positional = [str(given.pop(key)) for key in ("model", "data") if key in given]
-        lines = [f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}\n" for key, value in given.items()]
+        lines = [f"{key} = {_toml(value)}\n" for key, value in given.items()]
         config.write_text("".join(lines), "utf-8")
         resume = ["--resume"] if (out / begun).exists() else []
         return [name, *positional, "--config", str(config), "--out", str(out), *resume]

@@ -106,6 +106,13 @@ def _tell_start(done: int, total: int, notice: str | None) -> None:
             sys.stdout.flush()
 
 
+def tell(words: str) -> None:
+    """Write a line to standard error."""
+    with suppress(OSError):
+        sys.stderr.write(f"{words}\n")
+        sys.stderr.flush()
+
+
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
     """Have SIGTERM and SIGHUP end the run as Ctrl-C does: what is written stays, nothing is torn."""

@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from smoothcert.checks import check_count
-from smoothcert.cli.run_command import ending_on_signals
+from smoothcert.cli.run_command import ending_on_signals, tell
 from smoothcert.data.names import source_and_split
 from smoothcert.errors import ConfigError, InputError
 from smoothcert.models.naming import MatchBy
 from smoothcert.options import OptionalInt, OptionalPath, OptionalText
 from smoothcert.progress import ProgressBar
 from smoothcert.stats.accuracy import floor_percent
+from smoothcert.time_limit import DEFAULT_HOURS, check_hours
 from smoothcert.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -60,12 +61,16 @@ class TrainArguments(TrainSettings):
     workers: OptionalInt = None
     """Processes that decode and augment image files. Default: one per CPU, at most 8, shared between the processes of
     torchrun. The batches do not depend on it; 0 decodes in the training process."""
+    time_limit: float = DEFAULT_HOURS
+    """Hours that the training may take, by an estimate from its first steps; longer trainings are refused. inf: no
+    limit."""
 
     def plan(self) -> Plan:
         """Load the data and say what is to be trained."""
         self.check()
         if not 0 <= self.save_every < float("inf"):
             raise ConfigError(f"Expected `save_every` to be a finite number of seconds, got {self.save_every!r}.")
+        check_hours(self.time_limit)
         if self.workers is not None:
             check_count("workers", self.workers, least=0)
         from smoothcert.models import load as load_model
@@ -151,7 +156,9 @@ examples:
                     tensorboard=self.tensorboard,
                     save_every=self.save_every,
                     workers=self.workers,
+                    time_limit=self.time_limit,
                     on_progress=watch.update,
+                    on_estimate=tell if os.environ.get("RANK", "0") == "0" else None,
                 )
         report(console, trained, as_json=self.json)
 

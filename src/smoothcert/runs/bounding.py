@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from smoothcert.baselines.methods import Certifier, make_certifier
+from smoothcert.baselines.methods import Certifier, make_certifier, rough_seconds
 from smoothcert.data.dataset import Dataset
 from smoothcert.data.selection import select_indices
 from smoothcert.errors import InputError, ModelError
@@ -28,6 +28,7 @@ from smoothcert.runs.rows import Row
 from smoothcert.runs.settings import BoundSettings
 from smoothcert.runs.work import OnDraws, Task, Worker
 from smoothcert.sampling import MAX_WORKERS, pick_device, worker_pool
+from smoothcert.time_limit import TimeLimit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +102,39 @@ def bound_dataset(
     on_start: OnStart | None = None,
     on_rows: OnRows | None = None,
     on_draws: OnDraws | None = None,
+    on_estimate: Callable[[str], None] | None = None,
 ) -> Run:
     """Certify the base classifier's answers to inputs of `data`, deterministically, into the run directory `out`.
 
-    As `run_dataset` in everything else: rows are on disk as soon as they are made, and `resume` goes on.
+    As `run_dataset` in everything else: rows are on disk as soon as they are made, and `resume` goes on. `on_estimate`
+    is told how long the run will take. TimeLimitError if that is longer than `settings.time_limit`.
     """
     settings.check()
     chosen = select_indices(len(data), indices=indices).tolist()
+    limit = TimeLimit(settings.time_limit, on_estimate=on_estimate)
 
-    def prepare(_: Manifest | None) -> Job:
-        return _job(model, classifier, data, settings, chosen)
+    def prepare(begun: Manifest | None) -> Job:
+        job = _job(model, classifier, data, settings, chosen)
+        if begun is None:  # who resumes has seen the estimate
+            shape = as_float32(first_readable(data, chosen)).shape
+            with evaluating(job.classifier.network):
+                seconds = rough_seconds(settings.method, job.classifier.network, shape)
+            limit.check_beforehand(seconds * len(chosen), len(chosen), "inputs")
+        return job
 
-    return drive(prepare, out, resume=resume, on_start=on_start, on_rows=on_rows, on_draws=on_draws)
+    def started(done: int, total: int, notice: str | None) -> None:
+        limit.start(total - done, "inputs")
+        if on_start is not None:
+            on_start(done, total, notice)
+
+    def written(rows: Sequence[Row], draws: int) -> None:
+        if on_rows is not None:
+            on_rows(rows, draws)
+        limit.advance(len(rows))
+        if limit.exceeded:
+            raise limit.error()
+
+    return drive(prepare, out, resume=resume, on_start=started, on_rows=written, on_draws=on_draws)
 
 
 def _job(

@@ -11,6 +11,7 @@ import tyro
 from smoothcert.checks import check_alpha, check_choice, check_count, check_sigma
 from smoothcert.errors import ConfigError
 from smoothcert.options import Effort, Floats, OptionalFloat, OptionalInt, OptionalText, PlanName, Precision
+from smoothcert.time_limit import DEFAULT_HOURS, check_hours
 
 if TYPE_CHECKING:
     from smoothcert.stats.procedures import Procedure
@@ -190,9 +191,12 @@ class BoundSettings(EngineSettings):
     """Inputs that are bounded together."""
     device: OptionalText = None
     """cpu, cuda, cuda:1, mps; by default the fastest here."""
+    time_limit: float = DEFAULT_HOURS
+    """Hours that the run may take, by an estimate from its first inputs; longer runs are refused. inf: no limit."""
 
     def check(self) -> None:
         """Raise ConfigError for settings out of range."""
+        check_hours(self.time_limit)
         check_choice("method", self.method, ("lipschitz", "dual", "crown", "auto-lirpa"))
         check_count("batch_size", self.batch_size)
         super().check()

@@ -50,6 +50,7 @@ from smoothcert.models.sealed import read_safetensors, write_sealed
 from smoothcert.models.weights import load_weights
 from smoothcert.sampling import pick_device
 from smoothcert.signals import deferring
+from smoothcert.time_limit import DEFAULT_HOURS, TimeLimit
 from smoothcert.training.card import CARD, write_card
 from smoothcert.training.engine import Engine, make_engine
 from smoothcert.training.evaluation import accuracies_of
@@ -252,14 +253,20 @@ def run_training(
     tensorboard: bool = False,
     save_every: float = 60.0,
     workers: int | None = None,
+    time_limit: float = DEFAULT_HOURS,
     on_progress: Callable[[Progress, Trainer], None] | None = None,
+    on_estimate: Callable[[str], None] | None = None,
 ) -> Trained:
     """Train into the directory `out`, or resume there; an interrupted training ends with the same network.
 
     The state is saved every `save_every` seconds and when Ctrl-C or another signal asks to end. In the end accuracy is
     measured on `test`. Under `torchrun` the processes share every batch, and the first one writes. Image files are
-    decoded by `workers` processes each, by default their share of the CPUs, at most 8.
+    decoded by `workers` processes each, by default their share of the CPUs, at most 8. `on_estimate` is told how long
+    the training will take. TimeLimitError if that is more than `time_limit` hours; the state is saved then.
     """
+    limit = TimeLimit(time_limit, on_estimate=on_estimate)
+    if not resume:  # who resumes has seen the estimate
+        check_time(plan, limit)
     measured_on = test if test is not None and test.labels is not None else None
     if measured_on is not None and plan.classifier is None:
         measured_on.check_model_classes(plan.blueprint().num_classes, range(len(measured_on)))
@@ -278,9 +285,20 @@ def run_training(
             _remove_torn(out)
         session = _Session(plan, out, record, engine, tensorboard and first, save_every, workers)
         try:
-            return session.run(measured_on, on_progress)
+            return session.run(measured_on, limit, on_progress)
         finally:
             session.close()
+
+
+def check_time(plan: Plan, limit: TimeLimit) -> None:
+    """Raise TimeLimitError for a training that is beyond the limit by a rough estimate, before its first step."""
+    inputs = len(plan.data) * plan.settings.epochs
+    device = pick_device(nn.Identity(), plan.settings.device)
+    x = torch.zeros(1, *plan.data.shape, device=device)
+    model = plan.network().to(device).eval()
+    limit.check_beforehand(
+        parse_recipe(plan.settings.recipe).rough_seconds(model, x) * inputs, inputs, "training inputs"
+    )
 
 
 def _prepare(out: Path, resume: bool) -> None:
@@ -378,15 +396,22 @@ class _Session:
         self._saved = self._began = time.monotonic()
         self._board = _open_board(out / TENSORBOARD, self.log) if tensorboard else None
 
-    def run(self, test: Dataset | None, on_progress: Callable[[Progress, Trainer], None] | None) -> Trained:
+    def run(
+        self, test: Dataset | None, limit: TimeLimit, on_progress: Callable[[Progress, Trainer], None] | None
+    ) -> Trained:
         trainer = self.trainer
+        limit.start((trainer.steps - trainer.progress.step) * self.plan.settings.batch_size, "training inputs")
         with deferring() as pending:
             while trainer.progress.step < trainer.steps:
                 looked = trainer.advance()
+                limit.advance(self.plan.settings.batch_size)
                 if looked and on_progress is not None:
                     on_progress(trainer.progress, trainer)
                 if trainer.progress.step % trainer.batches.per_epoch == 0:
                     self._end_epoch()
+                if self._agreed(limit.exceeded, looked) and trainer.progress.step < trainer.steps:
+                    self._save()
+                    raise limit.error()
                 if self._agreed(pending.number is not None, looked) and trainer.progress.step < trainer.steps:
                     self._save()
                     pending.number = pending.number or signal.SIGTERM  # another process was asked to end

@@ -58,6 +58,10 @@ class Recipe(ABC):
     def losses(self, model: nn.Module, x: Tensor, y: Tensor, draws: Draws, strength: float) -> Losses:
         """The losses of inputs x [B, *D] with labels y [B]; `strength` grows from 0 to 1 as the recipe warms up."""
 
+    def rough_seconds(self, model: nn.Module, x: Tensor) -> float:  # noqa: ARG002 - recipes that take long look at them
+        """A rough estimate of the time that a training input takes, before any is trained on; 0 if it is short."""
+        return 0.0
+
     def begin(self, model: nn.Module) -> None:
         """Put `model` into the mode it is trained in."""
         model.train()

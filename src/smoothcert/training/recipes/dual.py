@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from smoothcert.baselines.cost import seconds_per_pass
 from smoothcert.baselines.network import Network
 from smoothcert.baselines.relaxation import margin_rows
 from smoothcert.baselines.windows import TrainingRelaxation, largest
@@ -49,6 +50,10 @@ class Dual(Recipe):
         """Linear in the epochs."""
         until = self.ramp * epochs
         return 1.0 if until == 0 else min(1.0, epoch / until)
+
+    def rough_seconds(self, model: nn.Module, x: Tensor) -> float:
+        """The time of bounds of all layers, and as much again for their gradients."""
+        return 2 * seconds_per_pass(layers_of(model, x), "same")
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor, draws: Draws, strength: float) -> Losses:
         """Cross-entropy of the bounds on margins, and of the scores."""
