@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
+
 import pytest
 import torch
 from torch import nn
@@ -69,3 +72,42 @@ def test_the_gap_bounds_what_a_wrong_root_misses(size):
     rows = torch.randn(500, 6, dtype=torch.float64, generator=generator)
     reached = ((rows @ root).square().sum(1) + gap * rows.square().sum(1)).sqrt()
     assert (reached >= (rows @ matrix).norm(dim=1)).all()
+
+
+def exact_squares(rows: torch.Tensor, matrix: torch.Tensor) -> list[Fraction]:
+    """‖c·W‖² for each row c, in rational arithmetic."""
+    weights = [[Fraction(value) for value in row] for row in matrix.tolist()]
+    found = []
+    for row in rows.tolist():
+        coefficients = [Fraction(value) for value in row]
+        columns = [sum(c * w[at] for c, w in zip(coefficients, weights, strict=True)) for at in range(len(weights[0]))]
+        found.append(sum(value * value for value in columns))
+    return found
+
+
+def test_norms_of_rows_that_nearly_cancel_are_not_below_the_exact_ones():
+    generator = torch.Generator().manual_seed(3)
+    missed = 0
+    for size in (1e-4, 1e-8, 1e-12, 1e-15):
+        network = network_of([nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3)], (12,))
+        weight = network.nodes[1].operation.weight
+        weight[1] = weight[0] + size * torch.randn(12, dtype=torch.float64, generator=generator)
+        weight[3] = size * weight[2]
+        entry = find_entry(network)
+        rows = torch.randn(40, 5, dtype=torch.float64, generator=generator)
+        rows[:, 2:] *= size
+        rows[:, 1] = -rows[:, 0]
+        rows[20:, 3] = 1.0
+        exact = exact_squares(rows, weight)
+        for one, square in zip(rows, exact, strict=True):
+            allowed = Fraction(float(entry.norms(one[None, None]))) * (1 + Fraction(1, 2**45))
+            assert allowed**2 >= square
+            without = Fraction(float(replace(entry, gap=0.0).norms(one[None, None]))) * (1 + Fraction(1, 2**45))
+            missed += without**2 < square
+    assert missed > 10  # the gap is what makes it a bound
+
+
+def test_products_of_weights_that_underflow_are_covered():
+    matrix = torch.full((3, 9), 1e-170, dtype=torch.float64)
+    assert not (matrix @ matrix.T).any()
+    assert Fraction(_gap(matrix, torch.zeros(3, 3, dtype=torch.float64))) >= 27 * Fraction(1e-170) ** 2

@@ -33,7 +33,8 @@ class Entry:
     def norms(self, rows: Tensor) -> Tensor:
         """Upper bounds [B, S] on the norms of c·W, up to the rounding of sums, for coefficients c [B, S, n].
 
-        ‖c·W‖² = c·W·Wᵀ·cᵀ is at most ‖c·L‖² + gap·‖c‖².
+        ‖c·W‖² = c·W·Wᵀ·cᵀ is at most ‖c·L‖² + gap·‖c‖². The rounding of c·L is covered: half of what the gap adds for
+        rounding is meant for it (see `_gap`), and a relative error of a few γ_D is left to the caller.
         """
         squares = (rows @ self.root).square().sum(2) + self.gap * rows.square().sum(2)
         return squares.clamp_min(1e-30).sqrt()
@@ -75,8 +76,11 @@ def find_entry(network: Network) -> Entry | None:
 def _gap(matrix: Tensor, root: Tensor) -> float:
     """A bound on ‖W·Wᵀ − L·Lᵀ‖, by the Frobenius norm of the difference and the rounding errors of both products.
 
-    An entry of a product of two rows is off by at most γ_n times the product of their norms.
+    An entry of a product of two rows is off by at most γ_D times the product of their norms, so both products are off
+    by at most γ_D·(‖W‖² + ‖L‖²) in Frobenius norms. Twice that is added, for the rounding of c·L: it is off by
+    e ≤ γ_D·‖L‖·‖c‖, and (a + e)² ≤ (1 + 2γ_D)·a² + (1 + 1/(2γ_D))·e², whose last term is less than γ_D·‖L‖²·‖c‖².
     """
     difference = torch.linalg.matrix_norm(matrix @ matrix.T - root @ root.T)
     sizes = matrix.square().sum() + root.square().sum()
-    return float(difference + 2 * gamma(matrix.shape[1] + 16, FLOAT64) * sizes) * (1 + 1e-6)
+    underflow = 2 * matrix.numel() * torch.finfo(torch.float64).tiny
+    return float(difference + 2 * gamma(matrix.shape[1] + 16, FLOAT64) * sizes + underflow) * (1 + 1e-6)
