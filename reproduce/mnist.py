@@ -25,7 +25,7 @@ from smoothcert.runs.summary import summarize
 from smoothcert.stats.accuracy import floor_percent
 from smoothcert.stats.bounds import clopper_pearson_upper
 from smoothcert.stats.radii import cohen_radius
-from smoothcert.training.recipes import parse_recipe, recipe_text
+from smoothcert.training.recipes import RECIPES
 
 RADII = (0, 0.25, 0.5, 0.75, 1, 1.5, 2)
 KEPT = RESULTS / "mnist"
@@ -53,7 +53,7 @@ class Row:
     @property
     def name(self) -> str:
         """The directory of the run."""
-        return f"{parse_recipe(self.recipe).name}_sigma={self.sigma:g}"
+        return f"{RECIPES.parse(self.recipe).name}_sigma={self.sigma:g}"
 
     @property
     def training(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def average_by_papers_bound(run: Run) -> float:
 def check_recorded(row: Row, run: Run) -> None:
     """Raise ValueError unless the run and its network were made from scratch with the settings of the row."""
     training, values = training_of(run.path), run.manifest.values
-    expected = {**row.training, "recipe": recipe_text(parse_recipe(row.recipe)), "start": None}
+    expected = {**row.training, "recipe": RECIPES.text(RECIPES.parse(row.recipe)), "start": None}
     recorded = {
         **training.settings,
         "recipe": training.recipe,
@@ -249,7 +249,7 @@ def page() -> str:
 def write_page() -> None:
     """Write the page and its figure from the kept runs."""
     runs = [open_run(KEPT / row.name) for row in ROWS]
-    names = [f"{parse_recipe(row.recipe).name}, σ = {row.sigma:g}" for row in ROWS]
+    names = [f"{RECIPES.parse(row.recipe).name}, σ = {row.sigma:g}" for row in ROWS]
     save_figure(draw_figure("certified-accuracy", runs, {"names": names}), KEPT / "certified-accuracy.png")
     PAGE.write_text(page(), "utf-8")
 

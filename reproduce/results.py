@@ -10,7 +10,7 @@ from typing import Any
 
 from smoothcert.runs.directory import ROWS, TIMES
 from smoothcert.runs.manifest import Manifest, read_manifest
-from smoothcert.training.recipes import RECIPES, recipe_text
+from smoothcert.training.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -66,6 +66,6 @@ def training_of(run: Path) -> Training:
     """The training of a kept run's network."""
     record = json.loads((run / "train.json").read_text("utf-8"))
     settings = dict(record["settings"]["recipe"])
-    recipe = recipe_text(RECIPES[settings.pop("name")](**settings))
+    recipe = RECIPES.text(RECIPES[settings.pop("name")](**settings))
     # Records older than `train --start` do not have the entry.
     return Training(recipe, record["architecture"], record.get("start"), record["settings"], record["result"])

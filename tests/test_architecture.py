@@ -10,11 +10,13 @@ import smoothcert
 SOURCE = Path(smoothcert.__file__).parent
 STOREYS = [
     {"errors"},
-    {"allocator", "checks", "files", "folders", "lock", "options", "signals", "time_limit"},
+    {"allocator", "checks", "files", "folders", "lock", "options", "signals", "time_limit", "user_files"},
+    {"config"},
+    {"families"},
     {"records", "streams", "_grid_kernel"},
     {"stats"},
     {"noise"},
-    {"inputs", "models", "data", "progress", "config"},
+    {"inputs", "models", "data", "progress"},
     {"backends", "device_noise", "reclassification", "replay"},
     {"staging"},
     {"sampling"},

@@ -23,7 +23,7 @@ from smoothcert.data import known
 from smoothcert.models.architectures import ARCHITECTURES
 from smoothcert.report.comparison import comparison_table
 from smoothcert.report.run_tables import as_markdown
-from smoothcert.training.recipes import parse_recipe
+from smoothcert.training.recipes import RECIPES
 
 
 def call(capsys, *words):
@@ -60,12 +60,12 @@ def test_the_papers_settings_name_data_networks_and_recipes_that_there_are():
         assert setting.data in known.KNOWN
         assert setting.architecture in ARCHITECTURES
         for recipe in setting.recipes:
-            parse_recipe(recipe)
+            RECIPES.parse(recipe)
         assert all(0 < sigma < 2 for sigma in setting.sigmas)
     for one in examples():
         assert one.arch is None or one.arch in ARCHITECTURES
         for recipe in one.recipes or ():
-            parse_recipe(recipe)
+            RECIPES.parse(recipe)
 
 
 # ---- runs that are there -------------------------------------------------------------------------------------------

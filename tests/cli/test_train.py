@@ -1,4 +1,6 @@
+import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -289,3 +291,19 @@ def test_a_denoiser_is_trained_for_a_classifier(capsys, net, tmp_path):
     capsys.readouterr()
     assert main(["inspect", str(net), "--denoiser", str(weights), "--sigma", "0.25"]) == 0
     assert "denoiser" in capsys.readouterr().out
+
+
+OWN_RECIPE = Path(__file__).parents[2] / "examples" / "own_recipe.py"
+
+
+def test_a_recipe_from_a_file_trains_resumes_and_is_recorded(tmp_path):
+    words = ["train", "digits", "--sigma", "0.25", "--recipe", f"{OWN_RECIPE}:SmoothedLabels:share=0.2"]
+    words += ["--epochs", "1", "--seed", "0", "--out", str(tmp_path / "net")]
+    assert main(words) == 0
+    record = json.loads((tmp_path / "net" / "train.json").read_text())
+    recipe = record["settings"]["recipe"]
+    assert (recipe["name"], recipe["share"]) == ("smoothed-labels", 0.2)
+    assert recipe["origin"]["source"] == f"{OWN_RECIPE}:SmoothedLabels"
+    assert recipe["origin"]["sha256"] in hashlib.sha256(OWN_RECIPE.read_bytes()).hexdigest()
+    assert "own_recipe.py" in (tmp_path / "net" / "README.md").read_text("utf-8")
+    assert main([*words, "--resume"]) == 0

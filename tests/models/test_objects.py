@@ -163,7 +163,7 @@ def test_a_network_from_a_file_can_be_sent_to_another_process(tmp_path):
     code = (
         "import importlib, json, pickle, sys, torch\n"
         "from pathlib import Path\n"
-        "import smoothcert.models.user_files\n"
+        "import smoothcert.user_files\n"
         "importlib.invalidate_caches()\n"
         f"network = pickle.loads(Path({str(tmp_path / 'net.pkl')!r}).read_bytes()).network\n"
         "assert network(torch.rand(2, 1, 2, 2)).shape == (2, 3)\n"

@@ -16,7 +16,7 @@ from smoothcert.cli.certify import Certify
 from smoothcert.cli.train import Train
 from smoothcert.runs.directory import open_run
 from smoothcert.runs.verification import verify_run
-from smoothcert.training.recipes import RECIPES, parse_recipe, recipe_text
+from smoothcert.training.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -75,7 +75,7 @@ def test_the_training_commands_of_the_mnist_page_are_those_that_were_recorded(sc
         assert record.get("start") is None
         assert (settings["arch"], settings["data"]) == (record["architecture"], "mnist")
         recipe = record["settings"].pop("recipe")
-        assert recipe_text(parse_recipe(settings["recipe"])) == recipe_text(RECIPES[recipe.pop("name")](**recipe))
+        assert RECIPES.text(RECIPES.parse(settings["recipe"])) == RECIPES.text(RECIPES[recipe.pop("name")](**recipe))
         assert {key: settings[key] for key in record["settings"]} == record["settings"]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from smoothcert.training.card import write_card
-from smoothcert.training.recipes import RECIPES, parse_recipe
+from smoothcert.training.recipes import RECIPES
 
 LOG = [
     {"epoch": 1, "loss": 2.0, "accuracy": 0.5, "learning_rate": 0.1, "seconds": 1.0},
@@ -12,7 +12,7 @@ LOG = [
 
 
 def record(recipe="gaussian", **changes):
-    parsed = parse_recipe(recipe)
+    parsed = RECIPES.parse(recipe)
     common = {
         "architecture": "lenet",
         "classifier": None,

@@ -18,7 +18,7 @@ from smoothcert.data.digits import load_digits
 from smoothcert.errors import ConfigError, ModelError
 from smoothcert.models.architectures import mlp
 from smoothcert.training.loop import Trainer, seeded, train
-from smoothcert.training.recipes import Draws, dual, parse_recipe
+from smoothcert.training.recipes import RECIPES, Draws, dual
 from smoothcert.training.recipes.dual import Dual
 from smoothcert.training.settings import TrainSettings
 
@@ -300,4 +300,4 @@ def test_compiled_networks_are_refused():
 )
 def test_settings_out_of_range_are_refused(text):
     with pytest.raises(ConfigError, match=f"Expected `{text.partition('=')[0]}` to be"):
-        parse_recipe(f"dual:{text}")
+        RECIPES.parse(f"dual:{text}")

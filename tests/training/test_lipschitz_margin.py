@@ -19,7 +19,7 @@ from smoothcert.errors import ConfigError, ModelError
 from smoothcert.models.architectures import mlp, small_cnn
 from smoothcert.models.layers import Normalize
 from smoothcert.training.loop import Trainer, seeded, train
-from smoothcert.training.recipes import Draws, parse_recipe
+from smoothcert.training.recipes import RECIPES, Draws
 from smoothcert.training.recipes.lipschitz_margin import LipschitzMargin
 from smoothcert.training.settings import TrainSettings
 
@@ -224,4 +224,4 @@ def test_compiled_networks_are_refused_before_the_training_and_in_it():
 @pytest.mark.parametrize("text", ["margin=-1", "margin=nan", "steps=0", "warmup=-1"])
 def test_settings_out_of_range_are_refused(text):
     with pytest.raises(ConfigError, match=f"Expected `{text.partition('=')[0]}` to be"):
-        parse_recipe(f"lipschitz-margin:{text}")
+        RECIPES.parse(f"lipschitz-margin:{text}")

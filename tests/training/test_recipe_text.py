@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from smoothcert.errors import ConfigError
-from smoothcert.training.recipes import RECIPES, parse_recipe, recipe_text
+from smoothcert.training.recipes import RECIPES
 from smoothcert.training.recipes.cat_rs import CatRs
 from smoothcert.training.recipes.consistency import Consistency
 from smoothcert.training.recipes.macer import Macer
@@ -36,11 +36,11 @@ def test_there_are_ten_recipes_each_with_its_paper_and_its_formula():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_alone_means_the_settings_of_the_paper_and_is_written_back_as_it_was(name):
-    recipe = parse_recipe(name)
+    recipe = RECIPES.parse(name)
     assert type(recipe) is RECIPES[name]
     assert recipe == RECIPES[name]()
-    assert recipe_text(recipe) == name
-    assert parse_recipe(f"{name}:") == recipe
+    assert RECIPES.text(recipe) == name
+    assert RECIPES.parse(f"{name}:") == recipe
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_name_alone_means_the_settings_of_the_paper_and_is_written_back_as_it_
     ],
 )
 def test_reads_settings_in_any_order_with_blanks_and_with_hyphens(text, recipe):
-    found = parse_recipe(text)
+    found = RECIPES.parse(text)
     assert found == recipe
     assert [type(getattr(found, f.name)) for f in fields(found)] == [
         type(getattr(recipe, f.name)) for f in fields(recipe)
@@ -76,14 +76,14 @@ def test_the_text_of_a_recipe_is_read_back_as_the_same_recipe(name):
     settings = {field.name: odd(field.default) for field in fields(RECIPES[name])}
     for chosen in [*({key: value} for key, value in settings.items()), settings]:
         recipe = RECIPES[name](**chosen)
-        text = recipe_text(recipe)
-        assert parse_recipe(text) == recipe
+        text = RECIPES.text(recipe)
+        assert RECIPES.parse(text) == recipe
         assert text.count("=") == len(chosen)
 
 
 def test_the_text_names_only_settings_that_are_not_the_default_ones():
-    assert recipe_text(Consistency(weight=5.0, copies=2)) == "consistency:weight=5.0"
-    assert recipe_text(SmoothMix(one_step=True)) == "smoothmix:one_step=true"
+    assert RECIPES.text(Consistency(weight=5.0, copies=2)) == "consistency:weight=5.0"
+    assert RECIPES.text(SmoothMix(one_step=True)) == "smoothmix:one_step=true"
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_the_text_names_only_settings_that_are_not_the_default_ones():
         ("Consistency", "Did you mean 'consistency'?"),
         ("gaussian:weight=1", "Expected no settings of the recipe gaussian, got 'weight=1'."),
         ("consistency:wieght=5", "Did you mean 'weight'?"),
-        ("consistency:weight", "Expected copies=…, weight=…, entropy=… of the recipe consistency, got 'weight'."),
-        ("consistency:name=x", "got 'name=x'."),
+        ("consistency:weight", "Expected settings of the recipe consistency as name=value, got 'weight'."),
+        ("consistency:name=x", "Expected copies=…, weight=…, entropy=… of the recipe consistency, got 'name=x'."),
         ("consistency:weight=", "'' is no value for `weight` of the recipe consistency."),
         ("consistency:weight=much", "'much' is no value for `weight`"),
         ("consistency:weight=true", "'true' is no value for `weight`"),
@@ -108,7 +108,7 @@ def test_the_text_names_only_settings_that_are_not_the_default_ones():
 )
 def test_says_what_it_expected_where_a_text_cannot_be_read(text, message):
     with pytest.raises(ConfigError) as error:
-        parse_recipe(text)
+        RECIPES.parse(text)
     assert message in str(error.value)
 
 
@@ -143,7 +143,7 @@ def test_says_what_it_expected_where_a_text_cannot_be_read(text, message):
 )
 def test_refuses_values_out_of_range_and_names_the_setting(name, setting, value):
     with pytest.raises(ConfigError, match=f"Expected `{setting}` to be"):
-        parse_recipe(f"{name}:{setting}={value}")
+        RECIPES.parse(f"{name}:{setting}={value}")
 
 
 def test_refuses_an_unknown_attack_or_target_from_the_api_too():

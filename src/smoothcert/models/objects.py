@@ -17,7 +17,7 @@ from smoothcert.models.classifier import AS_GIVEN, Classifier, Foreign, affine_w
 from smoothcert.models.estimators import from_estimator, is_estimator
 from smoothcert.models.hashes import hash_tensors
 from smoothcert.models.layers import Normalize
-from smoothcert.models.user_files import import_file
+from smoothcert.user_files import import_file
 
 
 def load_object(spec: str) -> Classifier:

@@ -26,7 +26,7 @@ def _head(record: dict[str, Any]) -> list[str]:
     settings, recipe = record["settings"], record["settings"]["recipe"]
     noise = f"Gaussian noise of σ = {settings['sigma']:g}" if settings["sigma"] else "no noise"
     kind = "A denoiser" if record["classifier"] else "A base classifier"
-    own = {name: value for name, value in recipe.items() if name != "name"}
+    own = {name: value for name, value in recipe.items() if name not in ("name", "origin")}
     return [
         f"# {record['architecture']} on {record['data']['name']}, {recipe['name']}, σ = {settings['sigma']:g}",
         "",
@@ -38,7 +38,7 @@ def _head(record: dict[str, Any]) -> list[str]:
         *([f"| in front of | {_cell(record['classifier'])} |"] if record["classifier"] else []),
         *([f"| began as | {_cell(record['start'])} |"] if record.get("start") else []),
         f"| data | {_cell(record['data']['name'])}, {record['data']['inputs']:,} inputs |",
-        f"| recipe | {_recipe(recipe['name'])} |",
+        f"| recipe | {_recipe(recipe)} |",
         *([f"| its settings | {', '.join(f'{name} = {value}' for name, value in own.items())} |"] if own else []),
         f"| epochs | {settings['epochs']}, batches of {settings['batch_size']} |",
         f"| learning rate | {settings['learning_rate']:g}, {settings['schedule']} |",
@@ -47,8 +47,15 @@ def _head(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def _recipe(name: str) -> str:
-    """The recipe with its paper; its name alone if only an earlier version had it."""
+def _recipe(recipe: dict[str, Any]) -> str:
+    """A recipe with where it was published or, from outside this package, where its code is.
+
+    Its name alone if only an earlier version had it.
+    """
+    name = str(recipe["name"])
+    if "origin" in recipe:
+        origin = recipe["origin"]
+        return f"{_cell(name)} ({_cell(origin['source'])}, sha256 {origin['sha256'][:16]}…)"
     return f"{name} ({RECIPES[name].paper})" if name in RECIPES else name
 
 

@@ -55,7 +55,7 @@ from smoothcert.training.card import CARD, write_card
 from smoothcert.training.engine import Engine, make_engine
 from smoothcert.training.evaluation import accuracies_of
 from smoothcert.training.loop import Progress, Trainer, fresh_seed, seeded
-from smoothcert.training.recipes import parse_recipe
+from smoothcert.training.recipes import RECIPES
 from smoothcert.training.settings import TrainSettings
 
 RECORD, STATE, LOG, LOCK = "train.json", "state.safetensors", "log.jsonl", "lock"
@@ -121,14 +121,14 @@ class Plan:
 
     def describe(self) -> dict[str, Any]:
         """What a training that goes on must have in common with the one that began."""
-        recipe = parse_recipe(self.settings.recipe)
+        recipe = RECIPES.parse(self.settings.recipe)
         return {
             "format": _FORMAT,
             "architecture": self.architecture,
             "normalize": self.normalize,
             "classifier": self.classifier_source,
             "start": None if self.start is None else f"{self.start.source} ({self.start.weights_hash})",
-            "settings": {**asdict(self.settings), "recipe": {"name": recipe.name, **asdict(recipe)}},
+            "settings": {**asdict(self.settings), "recipe": RECIPES.record(recipe)},
             "data": {"name": self.data.name, "inputs": len(self.data), "fingerprint": self.data.fingerprint()},
         }
 
@@ -147,7 +147,7 @@ def make_plan(
     settings.check()
     if data.labels is None or data.shape is None or len(data) == 0:
         raise InputError(f"Expected training inputs of one shape with labels, {data.name} has none or several shapes.")
-    wants_classifier = parse_recipe(settings.recipe).name == "denoiser"
+    wants_classifier = RECIPES.parse(settings.recipe).needs_classifier
     if wants_classifier != (classifier is not None):
         raise ConfigError("Expected a `classifier` with the recipe denoiser, and with no other.")
     if start is not None and wants_classifier:
@@ -297,7 +297,7 @@ def check_time(plan: Plan, limit: TimeLimit) -> None:
     x = torch.zeros(1, *plan.data.shape, device=device)
     model = plan.network().to(device).eval()
     limit.check_beforehand(
-        parse_recipe(plan.settings.recipe).rough_seconds(model, x) * inputs, inputs, "training inputs"
+        RECIPES.parse(plan.settings.recipe).rough_seconds(model, x) * inputs, inputs, "training inputs"
     )
 
 

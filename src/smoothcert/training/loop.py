@@ -22,7 +22,7 @@ from smoothcert.sampling import pick_device
 from smoothcert.stats.accuracy import floor_percent
 from smoothcert.training.batches import Batches
 from smoothcert.training.engine import Engine
-from smoothcert.training.recipes import Draws, parse_recipe
+from smoothcert.training.recipes import RECIPES, Draws
 from smoothcert.training.seeding import generator_for
 from smoothcert.training.settings import LARGEST_SEED, TrainSettings, suitable_augmentations
 
@@ -71,7 +71,7 @@ class Trainer:
         settings.check()
         seed = check_count("seed", settings.seed, least=0, most=LARGEST_SEED)
         self.engine = engine or Engine(pick_device(model, settings.device), settings.precision)
-        self.settings, self.recipe = settings, parse_recipe(settings.recipe)
+        self.settings, self.recipe = settings, RECIPES.parse(settings.recipe)
         self.model = model.to(self.engine.device, memory_format=torch.channels_last)
         augment = suitable_augmentations(data.name) if settings.augment is None else settings.augment
         self.batches = Batches(data, settings.batch_size, seed, augment, self.engine, workers)

@@ -69,19 +69,17 @@ class TrainSettings:
 
     def check(self) -> None:
         """Raise ConfigError for settings out of range."""
-        from smoothcert.training.recipes import parse_recipe
+        from smoothcert.training.recipes import RECIPES
 
         if self.sigma != 0:
             check_sigma(self.sigma)
-        parse_recipe(self.recipe)
+        recipe = RECIPES.parse(self.recipe)
         check_choice("schedule", self.schedule, ("cosine", "step"))
         check_choice("precision", self.precision, ("fp32", "bf16"))
         for one in self.augment or ():
             check_choice("augment", one, AUGMENTATIONS)
-        if self.compile and self.recipe.partition(":")[0] == "denoiser":
-            raise ConfigError("A denoiser is trained together with its classifier, which cannot be compiled as one.")
-        if self.compile and self.recipe.partition(":")[0] in ("lipschitz-margin", "dual"):
-            raise ConfigError(f"The recipe {self.recipe} bounds layer after layer, which cannot be compiled.")
+        if self.compile and recipe.not_compiled_because:
+            raise ConfigError(f"The recipe {self.recipe} cannot be compiled: {recipe.not_compiled_because}.")
         for name in ("epochs", "batch_size", "drop_every"):
             check_count(name, getattr(self, name))
         if not 0 < self.learning_rate < math.inf:

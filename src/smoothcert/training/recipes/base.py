@@ -52,7 +52,11 @@ class Recipe(ABC):
     """A way to train; its fields are its settings, by default those of its paper."""
 
     name: ClassVar[str]
-    paper: ClassVar[str]
+    paper: ClassVar[str] = "no publication given"
+    needs_classifier: ClassVar[bool] = False
+    """Whether what is trained stands in front of a classifier that is given."""
+    not_compiled_because: ClassVar[str] = ""
+    """Why torch.compile does not work with this recipe; empty if it does."""
 
     @abstractmethod
     def losses(self, model: nn.Module, x: Tensor, y: Tensor, draws: Draws, strength: float) -> Losses:

@@ -21,6 +21,8 @@ class Denoiser(Recipe):
 
     name = "denoiser"
     paper = "Salman et al. 2020, arXiv:2003.01908"
+    needs_classifier = True
+    not_compiled_because = "it is trained together with its classifier"
 
     mse: float = 1.0
     """a, of the mean squared error."""

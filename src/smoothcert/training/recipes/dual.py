@@ -32,6 +32,7 @@ class Dual(Recipe):
 
     name = "dual"
     paper = "Wong & Kolter 2018, arXiv:1711.00851"
+    not_compiled_because = "it bounds layer after layer"
 
     epsilon: float = 0.5
     """ε, the radius to be robust at, in L2 and in units of pixels."""

@@ -26,6 +26,7 @@ class LipschitzMargin(WarmingUp):
 
     name = "lipschitz-margin"
     paper = "Tsuzuku, Sato & Sugiyama 2018, arXiv:1802.04034"
+    not_compiled_because = "it bounds layer after layer"
 
     margin: float = 0.5
     """c, the radius to be robust at, in L2 and in units of pixels."""

@@ -1,6 +1,6 @@
 """A user's Python files as modules, under names that nothing else in the process has.
 
-A file is imported as `smoothcert.models.user_files.NAME`, where NAME spells the file's path. So `json.py` does not
+A file is imported as `smoothcert.user_files.NAME`, where NAME spells the file's path. So `json.py` does not
 replace the standard module, and no folder is added to `sys.path`. Classes from the file can be pickled: another process
 finds the file again by the module's name.
 """
