@@ -14,9 +14,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from results import RESULTS, ROOT, keep_run
+from results import RESULTS, ROOT, attack_success, keep_run
 
-from baselines import success
 from smoothcert.cli import main as smoothcert
 from smoothcert.records import ceil_decimal
 from smoothcert.runs import open as open_run
@@ -67,7 +66,7 @@ def run(out: Path, network: str | None) -> None:
     _call(["certify", network, "cifar10", *CERTIFY.split(), "--out", str(out / "smoothed")], out / "smoothed")
     _call(["attack", str(out / "smoothed"), *ATTACK.split(), "--out", str(out / "attacked")], out / "attacked")
     for name in ("smoothed", "attacked"):
-        keep_run(out / name, KEPT / name)
+        keep_run(out / name, KEPT / name, times=False)
 
 
 def _call(words: list[str], out: Path, begun: str = "run.json") -> None:
@@ -81,7 +80,7 @@ def page() -> str:
     smoothed, attacked = open_run(KEPT / "smoothed"), open_run(KEPT / "attacked")
     radii = [row["radius"] for row in attacked.rows]
     return PAGE.format(
-        table="\n".join(success(attacked)),
+        table="\n".join(attack_success(attacked)),
         inputs=len(attacked.rows),
         ball=ceil_decimal(max(radii) * max(attacked.manifest.values["factors"]), 2),
         largest=ceil_decimal(max(radii), 2),

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from results import RESULTS, ROOT, keep_run
+from results import RESULTS, ROOT, attack_success, keep_run
 
 from smoothcert.cli import main as smoothcert
 from smoothcert.cli.jobs import Job, run_jobs
@@ -30,14 +30,11 @@ from smoothcert.errors import SmoothcertError
 from smoothcert.report.comparison import comparison_table
 from smoothcert.report.figures import draw_figure, load_norms, save_figure
 from smoothcert.report.run_tables import as_markdown
-from smoothcert.runs import Run
 from smoothcert.runs import open as open_run
-from smoothcert.runs.attack_summary import expected_violations, outcomes, violations
 
 SIGMA = 0.5
 EVERY = 50
 RADII = (0, 0.1, 0.25, 0.5, 0.75, 1, 1.5)
-PAPER = {1.5: 17, 2.0: 53}  # Cohen et al. 2019, Section 4: success in % on ImageNet, σ = 0.25
 SMOOTHED = "smoothed/certified_sigma=0.5"
 ATTACKED, UNDEFENDED = "attacked", "undefended"
 
@@ -101,23 +98,6 @@ def compared(out: Path) -> list[Path]:
     return [path for job in jobs(out) for path in job.runs]
 
 
-def success(attacked: Run) -> Iterator[str]:
-    """Attack success as a table."""
-    yield from ["| attack | within | inputs | another class % | 95 % interval | abstained % | the paper's % |"]
-    yield from ["|---|---:|---:|---:|---:|---:|---:|"]
-    for one in outcomes(attacked):
-        low, high = one.interval
-        papers = PAPER.get(one.factor, "") if one.attack == "paper" else ""
-        shares = [f"{100 * share:.1f}" for share in (one.successes / one.attempts, one.abstentions / one.attempts)]
-        interval = f"{100 * low:.1f} to {100 * high:.1f}"
-        cells = [one.attack, f"{one.factor:g} R", str(one.attempts), shares[0], interval, shares[1], str(papers)]
-        yield f"| {' | '.join(cells)} |"
-    yield ""
-    if any(factor <= 1 for factor in attacked.manifest.values["factors"]):
-        found = len({one.index for one in violations(attacked)})
-        yield from [f"Violations within R: {found} inputs; by chance {expected_violations(attacked):.2g} may.", ""]
-
-
 def page(out: Path) -> None:
     """Write docs/results/baselines.md and its figures."""
     runs = [open_run(path) for path in compared(out)]
@@ -140,7 +120,7 @@ def page(out: Path) -> None:
         "The paper's attack takes 20 steps of length 0.1. In balls with a radius above 2.0, which these steps cannot",
         "reach, it takes more steps of that length until it reaches the surface.",
         "",
-        *success(attacked),
+        *attack_success(attacked),
         "![attack success](baselines/attack-success.png)",
         "",
         "## Smoothing and bounds on the same images",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothcert.runs.directory import ROWS, TIMES
+from smoothcert.runs.attack_summary import expected_violations, outcomes, violations
+from smoothcert.runs.directory import ROWS, TIMES, Run
 from smoothcert.runs.manifest import Manifest, read_manifest
 from smoothcert.training.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
+PAPERS_SUCCESS = {1.5: 17, 2.0: 53}  # Cohen et al. 2019, Section 4: attack success in % on ImageNet, σ = 0.25
 
 
 def keep_run(path: Path, target: Path, *, times: bool = True) -> None:
@@ -69,3 +72,20 @@ def training_of(run: Path) -> Training:
     recipe = RECIPES.text(RECIPES[settings.pop("name")](**settings))
     # Records older than `train --start` do not have the entry.
     return Training(recipe, record["architecture"], record.get("start"), record["settings"], record["result"])
+
+
+def attack_success(attacked: Run) -> Iterator[str]:
+    """Attack success as a table."""
+    yield from ["| attack | within | inputs | another class % | 95 % interval | abstained % | the paper's % |"]
+    yield from ["|---|---:|---:|---:|---:|---:|---:|"]
+    for one in outcomes(attacked):
+        low, high = one.interval
+        papers = PAPERS_SUCCESS.get(one.factor, "") if one.attack == "paper" else ""
+        shares = [f"{100 * share:.1f}" for share in (one.successes / one.attempts, one.abstentions / one.attempts)]
+        interval = f"{100 * low:.1f} to {100 * high:.1f}"
+        cells = [one.attack, f"{one.factor:g} R", str(one.attempts), shares[0], interval, shares[1], str(papers)]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+    if any(factor <= 1 for factor in attacked.manifest.values["factors"]):
+        found = len({one.index for one in violations(attacked)})
+        yield from [f"Violations within R: {found} inputs; by chance {expected_violations(attacked):.2g} may.", ""]
