@@ -291,7 +291,7 @@ def test_a_network_without_relu_is_refused_by_name():
 
 
 def test_compiled_networks_are_refused():
-    with pytest.raises(ConfigError, match="dual bounds layer after layer"):
+    with pytest.raises(ConfigError, match="dual cannot be compiled: it bounds layer after layer"):
         settings(recipe="dual", compile=True).check()
 
 

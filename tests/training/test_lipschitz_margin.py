@@ -214,7 +214,7 @@ def test_a_network_of_other_layers_is_refused_by_name():
 
 
 def test_compiled_networks_are_refused_before_the_training_and_in_it():
-    with pytest.raises(ConfigError, match="lipschitz-margin:steps=3 bounds layer after layer"):
+    with pytest.raises(ConfigError, match="lipschitz-margin:steps=3 cannot be compiled: it bounds layer after layer"):
         settings(recipe="lipschitz-margin:steps=3", compile=True).check()
     (x, y), compiled = batch(), torch.compile(classifier(), backend="eager")
     with pytest.raises(ConfigError, match=r"Expected the network itself.*got OptimizedModule"):
