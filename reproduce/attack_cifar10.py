@@ -26,7 +26,7 @@ EVERY = "200"
 N_MAX = "10000"
 TRAIN = "train cifar10 --arch resnet56 --sigma 0.25 --recipe gaussian --epochs 30 --precision bf16 --seed 1"
 CERTIFY = f"--sigma {SIGMA} --every {EVERY} --n-max {N_MAX} --seed 0"
-ATTACK = "--attacks paper --factor 1.5 2 --inputs 20 --precision bf16 --seed 0"
+ATTACK = "--attacks paper --factor 1.5 2 --inputs 40 --precision bf16 --seed 0"
 KEPT = RESULTS / "attack-cifar10"
 PAGE = """# CIFAR-10: the attack of the paper's Section 4
 
