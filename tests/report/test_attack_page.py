@@ -15,11 +15,9 @@ KEPT = ROOT / "docs" / "results" / "attack-cifar10"
 @pytest.fixture
 def script(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "reproduce")
-    known = set(sys.modules)
     yield importlib.import_module("attack_cifar10")
-    for name in set(sys.modules) - known:
-        if not name.startswith("smoothcert"):
-            del sys.modules[name]
+    for name in ("attack_cifar10", "results"):
+        sys.modules.pop(name, None)
 
 
 def test_the_page_is_made_from_the_kept_runs(script):
