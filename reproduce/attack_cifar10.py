@@ -52,6 +52,7 @@ can reach 2.0, so the number of steps is the paper's. The printed figures are fo
 
 - The certificates use at most {n_max:,} draws, where the paper uses 100,000. The radii of the most robust images are
   therefore smaller (at most {largest}) than 100,000 draws would certify, and so are the balls that are attacked.
+- The paper certifies with α = 0.01 here, this page with α = 0.001, which makes R smaller.
 - {inputs} images give wide intervals.
 - An attack shows what can be changed at least. [On MNIST](baselines.md) a stronger attack does at least as well within
   the same radii.

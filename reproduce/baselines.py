@@ -270,7 +270,8 @@ the 7-layer MLP trained without noise and certified by CROWN (Zhang et al. 2018)
 The paper compares the released networks of these authors with smoothed ResNets of 20 layers: a WRN-16-4 with c = 0.1 on
 SVHN, where it smooths with σ = 0.1, and a 7-layer MLP on CIFAR-10, where it smooths with σ = 1.2. It finds that
 smoothing "attains higher certified accuracy" than both. Here σ = {SIGMA_13:g} serves for both, and smoothing certifies
-nothing beyond its largest possible radius, 0.38 with 100,000 draws.
+nothing beyond its largest possible radius, 0.38 with 100,000 draws. The CROWN run was made before a radius that float64
+does not confirm fell back to the other kind of slopes: two images that it gives radius 0 may have a larger one today.
 """
 SETTINGS = """## Settings
 

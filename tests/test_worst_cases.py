@@ -52,7 +52,7 @@ def test_one_step_beyond_its_distance_the_linear_classifier_changes():
 
 
 def sets_of(cells):
-    """Every subset of so many cells, as rows of 0 and 1."""
+    """All subsets of a number of cells, as rows of 0 and 1."""
     return (np.arange(2**cells)[:, None] >> np.arange(cells)) & 1
 
 

@@ -486,7 +486,7 @@ class Smoothed:
         return self._checked[x.shape]
 
     def _show_life(self) -> None:
-        """Let whoever waits for draws know that the model runs, though no draw was counted yet."""
+        """Report a forward pass that counts no draws, so that a timeout does not take it for a hang."""
         if self._on_draws is not None:
             self._on_draws(0)
 

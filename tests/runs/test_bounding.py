@@ -340,7 +340,7 @@ def test_without_auto_lirpa_it_says_what_to_install_and_writes_nothing(tmp_path,
 
 
 def ticking(monkeypatch, seconds):
-    """A clock that moves by so many seconds whenever it is read."""
+    """A clock that advances by a fixed number of seconds each time it is read."""
     times = itertools.count(0.0, seconds)
     monkeypatch.setattr(bounding, "TimeLimit", partial(TimeLimit, clock=lambda: next(times)))
 

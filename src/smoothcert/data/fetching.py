@@ -147,8 +147,8 @@ def fetch(
     """Download what is missing of a data set or publication and return the new files; whole files are left alone.
 
     A file is moved into place only with the published size and checksum. `mirror` takes the place of the publisher's
-    address; `advance` is told of every few bytes. Beside the files of a publication, ATTRIBUTION.txt says where they
-    come from. InputError if the network or the file is at fault, OutputError if the disk is.
+    address; `advance` is called with the number of bytes received. Beside the files of a publication, ATTRIBUTION.txt
+    says where they come from. InputError if the network or the file is at fault, OutputError if the disk is.
     """
     data, top = named(name), data_root(root)
     _check_fetchable(data, top)
